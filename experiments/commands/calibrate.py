@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from experiments.commands.command import Command
-from experiments.commands.flag_types import FILE, FOLDER, KNOWN_FILE, KNOWN_FOLDER, PATH, LinkRates
+from experiments.commands.flag_types import (
+    KNOWN_FILE,
+    KNOWN_FOLDER,
+    NEW_FILE,
+    NEW_FOLDER,
+    PICTURE,
+    LinkRates,
+)
+from experiments.output.target import check_folder, naming
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,7 +27,7 @@ _DTYPES = ("float32", "bfloat16")
 
 
 @click.command(cls=Command)
-@click.option("--out", type=FILE, required=True, help="Where the profile goes, a JSON file.")
+@click.option("--out", type=NEW_FILE, required=True, help="Where the profile goes, a JSON file.")
 @click.option("--device", default="auto", help="auto, cpu or cuda.")
 @click.option(
     "--dtype", type=click.Choice(_DTYPES), help="Default: float32 on a CPU, else bfloat16."
@@ -41,7 +49,6 @@ def calibrate(**flags: Any) -> None:
     """Measure this machine in minutes and write its hardware profile."""
     from sim.hardware.file import write_profile
 
-    _check_folder(flags["out"])
     if flags["traces"]:
         profile = _from_traces(flags)
         click.echo(f"refined on {len(flags['traces'])} runs")
@@ -52,21 +59,12 @@ def calibrate(**flags: Any) -> None:
         profile = done.profile
         click.echo(findings(done))
 
-    write_profile(profile, flags["out"])
+    with naming(flags["out"]):
+        write_profile(profile, flags["out"])
     click.echo(
         f"profile: {flags['out']}; use it as in zenflow simulate --profile {flags['out']}, or let "
         f"zenflow train --auto --profile {flags['out']} start from it"
     )
-
-
-def _check_folder(path: Path) -> None:
-    """Refuse a file that could not be written once everything is measured.
-
-    Raises:
-        ConfigError: Its folder is not there.
-    """
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"--out must be in a folder that exists, but {path.parent} does not")
 
 
 def _calibrate(flags: dict[str, Any]) -> Calibration:
@@ -103,12 +101,12 @@ def _from_traces(flags: dict[str, Any]) -> HardwareProfile:
 @click.option(
     "--turns", type=click.IntRange(min=1), default=8, show_default=True, help="Of each run."
 )
-@click.option("--out", type=FOLDER, help="The record's folder.")
+@click.option("--out", type=NEW_FOLDER, help="The record's folder.")
 @click.option("--force", is_flag=True, help="Measure again what is done already.")
 @click.option(
     "--record", type=KNOWN_FOLDER, help="Measure nothing: predict a record's runs again."
 )
-@click.option("--plot", type=PATH, help="With --record: draw it here.")
+@click.option("--plot", type=PICTURE, help="With --record: draw it here.")
 def validate(**flags: Any) -> None:
     """Predict runs that calibrated nothing, and show how far off the predictions are.
 
@@ -146,6 +144,7 @@ def _measured(flags: dict[str, Any]) -> Path:
     from sim.hardware.file import read_profile
 
     folder: Path = (flags["out"] or results_folder("validation")).absolute()
+    check_folder(folder)
     if flags["force"] and any(folder.glob("*")) and not (folder / RECORD).is_file():
         raise ConfigError(f"--force replaces a record, and {folder} holds none: name another one")
     profile = None if flags["profile"] is None else read_profile(flags["profile"])

@@ -24,6 +24,10 @@ class Command(click.Command):
             raise click.UsageError(str(error), ctx) from error
         except ZenFlowError as error:
             raise click.ClickException(str(error)) from error
+        except OSError as error:
+            if error.filename is None:  # a closed pipe, which click itself leaves by
+                raise
+            raise click.ClickException(f"{error.filename}: {error.strerror}") from error
         except KeyboardInterrupt:  # click's own way out says 1, as of any error
             click.echo("\nstopped", err=True)
             ctx.exit(128 + signal.SIGINT)

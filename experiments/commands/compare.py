@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from experiments.commands.command import Command
-from experiments.commands.flag_types import PATH
+from experiments.commands.flag_types import PATH, PICTURE
 from experiments.traces.compare import Row, Side, align, compare_sides, load, to_json, warnings
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def _step_range(
 @click.command(cls=Command)
 @click.argument("a", type=PATH)
 @click.argument("b", type=PATH)
-@click.option("--plot", type=PATH, help="Draw both into this picture.")
+@click.option("--plot", type=PICTURE, help="Draw both into this picture.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (seconds, bytes), no table.")
 @click.option(
     "--steps",
@@ -133,10 +133,4 @@ def _draw(a: Side, b: Side, path: Path) -> None:
     from experiments.output.plots import save_figure
     from experiments.traces.picture import draw_overlay
 
-    try:
-        save_figure(draw_overlay(a, b), path)
-    except (OSError, ValueError) as error:  # ValueError: no such kind of picture
-        raise click.ClickException(
-            f"--plot must be a picture that can be written, but {path} can't ({error}): "
-            "name a .png in an existing directory"
-        ) from error
+    save_figure(draw_overlay(a, b), path)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from experiments.output.target import PICTURES, check_file, check_folder
 from experiments.sweeps.axes.words import recomputation
 from zenflow.errors import ConfigError
 
@@ -19,9 +20,50 @@ if TYPE_CHECKING:
 else:
     FlagType = click.ParamType  # click below 8.4 has no parameter to give
 
+
+class OutputFile(click.Path):
+    """A file that a command writes in the end, tried before anything is done."""
+
+    def __init__(self, *suffixes: str) -> None:
+        """Take any name, or those with one of these ends."""
+        super().__init__(path_type=Path)
+        self._suffixes = suffixes
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return the path."""
+        path: Any = super().convert(value, param, ctx)
+        try:
+            check_file(path, self._suffixes)
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+        return path
+
+
+class OutputFolder(click.Path):
+    """A folder that a command fills, tried before anything is done; a default is not tried."""
+
+    def __init__(self) -> None:
+        """Take any folder, there or not."""
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return the path."""
+        path: Any = super().convert(value, param, ctx)
+        source = None if ctx is None else ctx.get_parameter_source(param.name)
+        if source is not click.core.ParameterSource.DEFAULT:
+            try:
+                check_folder(path)
+            except ConfigError as error:
+                self.fail(str(error), param, ctx)
+        return path
+
+
 PATH = click.Path(path_type=Path)
 FILE = click.Path(path_type=Path, dir_okay=False)
-FOLDER = click.Path(path_type=Path, file_okay=False)
+PICTURE = OutputFile(*PICTURES)
+NEW_FILE = OutputFile()
+NEW_FOLDER = OutputFolder()
+"""Paths that commands write."""
 KNOWN_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 KNOWN_FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
 """Paths of commands; those that are known have to exist."""

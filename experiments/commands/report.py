@@ -9,8 +9,7 @@ from pathlib import Path
 import click
 
 from experiments.commands.command import Command
-from experiments.commands.flag_types import PATH
-from zenflow.errors import ConfigError
+from experiments.commands.flag_types import PATH, OutputFile
 
 _PAGES = (".html", ".htm")
 _LARGE = 5_000_000
@@ -18,7 +17,7 @@ _LARGE = 5_000_000
 
 
 @click.command(cls=Command, name="report")
-@click.argument("out", type=PATH, metavar="OUT.html")
+@click.argument("out", type=OutputFile(*_PAGES), metavar="OUT.html")
 @click.argument("inputs", type=PATH, nargs=-1, required=True, metavar="RUN|TRACE|SWEEP...")
 @click.option("--title", default="zenflow report", show_default=True, help="Above the page.")
 def report_command(out: Path, inputs: tuple[Path, ...], title: str) -> None:
@@ -34,32 +33,14 @@ def report_command(out: Path, inputs: tuple[Path, ...], title: str) -> None:
     from experiments.report.loading import load
     from experiments.report.page import render
 
-    _check_out(out)
     contents = load(inputs)
     words = ["zenflow", "report", str(out), *map(str, inputs)]
     made = {"at": time.strftime("%Y-%m-%d %H:%M"), "command": shlex.join(words), **provenance()}
     page = render(contents, title=title, made=made)
-    try:
-        write_text(out, page)
-    except OSError as error:
-        raise click.ClickException(
-            f"{out} can't be written ({error.strerror or error})"
-        ) from error
+    write_text(out, page)
     size = len(page.encode())
     for note in contents.notes:
         click.echo(f"Note: {note}", err=True)
     if size > _LARGE:
         click.echo("Note: the page is large: give it fewer inputs at once", err=True)
     click.echo(f"Page: {out} ({size / 1e6:.2f} MB)")
-
-
-def _check_out(out: Path) -> None:
-    if out.suffix.lower() not in _PAGES:
-        raise ConfigError(
-            f"the page comes first and its name must end in .html, but is {out}: write "
-            "`zenflow report OUT.html RUN`"
-        )
-    if out.is_dir():
-        raise ConfigError(f"{out} is a directory: name a file for the page")
-    if not out.parent.is_dir():
-        raise ConfigError(f"{out.parent} is no directory: make it, or write the page elsewhere")

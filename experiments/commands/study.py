@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from experiments.commands.command import Command, with_flags
-from experiments.commands.flag_types import FOLDER, PATH, FlagType
+from experiments.commands.flag_types import NEW_FOLDER, PATH, FlagType
+from experiments.output.target import check_folder
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,11 +57,11 @@ _common = with_flags(
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--seeds", type=_Seeds(), help="Seeds, as in 0,1,2; default: the study's own.")
 @click.option(
-    "--record", type=FOLDER, default=OUT, show_default=True,
+    "--record", type=NEW_FOLDER, default=OUT, show_default=True,
     help="One folder a study goes here: its record.",
 )  # fmt: skip
 @click.option(
-    "--keep", type=FOLDER,
+    "--keep", type=NEW_FOLDER,
     help="Where cells are kept until the record is there; default: beside the records.",
 )  # fmt: skip
 @click.option(
@@ -88,7 +89,11 @@ def study_command(
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option(
-    "--out", type=FOLDER, default=FIGURES, show_default=True, help="One folder a figure goes here."
+    "--out",
+    type=NEW_FOLDER,
+    default=FIGURES,
+    show_default=True,
+    help="One folder a figure goes here.",
 )
 @_common
 def figures_command(names: tuple[str, ...], seed: int, out: Path, **flags: Any) -> None:
@@ -133,6 +138,7 @@ def _carry_out(
         return
     if not flags["checks"]:
         _refuse_unused(studies, names, scope)
+        check_folder(out)
     try:
         with ended_like_ctrl_c():
             sys.exit(session.check(studies) if flags["checks"] else session.make_all(studies))

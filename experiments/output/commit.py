@@ -36,8 +36,9 @@ def describe(root: Path) -> str | None:
 
 def _git(folder: Path, *words: str) -> str | None:
     try:
+        # Git would else refresh its index in passing, and leave a lock behind on a full disk.
         done = subprocess.run(
-            ["git", "-C", str(folder), *words],
+            ["git", "--no-optional-locks", "-C", str(folder), *words],
             capture_output=True, text=True, timeout=10, check=True,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):

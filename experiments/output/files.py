@@ -10,14 +10,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from experiments.output.target import naming
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield the path of a draft that takes the place of ``path``, unless writing it fails."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        yield draft
-        draft.replace(path)
+        with naming(path):
+            yield draft
+            draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
 

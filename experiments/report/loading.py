@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +43,7 @@ def load(paths: Sequence[Path]) -> Contents:
             lacks and what would be accepted.
     """
     contents = Contents()
-    for path in {path.resolve(): path for path in paths}.values():
+    for path in {os.path.realpath(path): path for path in paths}.values():
         if path.is_dir():
             _load_folder(path, contents)
         elif path.is_file():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -220,20 +220,61 @@ def as_traced(request: Request, given: Collection[str]) -> Request:
     return replace(request, **{k: v for k, v in own.items() if k not in given})
 
 
-def notes_on_trace(workload: Workload, hardware: HardwareProfile) -> list[str]:
-    """Return in a sentence what of a prediction is from a trace; nothing without one."""
+def notes_on(workload: Workload, hardware: HardwareProfile) -> list[str]:
+    """Return what a prediction takes from a trace, and what it does not take from the model."""
+    return [*_notes_on_model(workload), *_notes_on_trace(workload, hardware)]
+
+
+def _notes_on_model(workload: Workload) -> list[str]:
+    if workload.stored_as is None:
+        return []
+    return [
+        f"the file of {workload.name} has {workload.stored_as} weights (quantization_config); "
+        f"predicted with all of them in {workload.dtype}"
+    ]
+
+
+def _notes_on_trace(workload: Workload, hardware: HardwareProfile) -> list[str]:
     step = workload.traced
     if step is None:
         return []
-    from sim.timing.traced import is_of
+    from sim.timing.traced import is_of, peak_share
 
     of = f"{step.path} ({step.steps} steps of {step.step_seconds * 1e3:.1f} ms)"
     if is_of(step, hardware.device):
-        return [f"compute as traced in {of}"]
-    return [
-        f"compute from {of}, scaled from {step.device} to {hardware.device.name} by the table's "
-        "rates, so its range is wider"
-    ]
+        first = f"compute as traced in {of}"
+    else:
+        first = (
+            f"compute from {of}, scaled from {step.device} to {hardware.device.name} by the "
+            "table's rates, so its range is wider"
+        )
+    return [first, *_notes_on_step(step, workload, peak_share(step, workload, hardware.device))]
+
+
+def _notes_on_step(step: TracedStep, workload: Workload, share: float | None) -> Iterator[str]:
+    """Yield what is odd about a traced step."""
+    if step.num_params is None:
+        makes = "" if share is None else f"; if so, it reaches {share:.0%} of the device's peak"
+        yield (
+            f"the trace has no shapes: that it is of {workload.name} and of {step.batch_size} x "
+            f"{step.sequence} tokens was not checked{makes}"
+        )
+    if len(set(step.batches)) > 1:
+        least, most = (f"{b} x {t}" for b, t in step.extremes)
+        yield (
+            f"traced micro-batches have {least} to {most} tokens; predicted are "
+            f"{workload.batch_size} x {workload.sequence}, memory too"
+        )
+    if not step.is_adamw:
+        yield (
+            f"the traced optimizer is {' and '.join(step.optimizers)}: AdamW's step is modelled "
+            "in its place"
+        )
+    if step.evaluations:
+        yield (
+            f"left out of the trace, for a forward more than in the others: {step.evaluations} of "
+            f"{step.evaluations + step.steps} steps"
+        )
 
 
 def workload_of(request: Request, hardware: HardwareProfile) -> Workload:
@@ -265,7 +306,12 @@ def workload_of(request: Request, hardware: HardwareProfile) -> Workload:
         traced=traced_of(request),
     )
     if workload.traced is not None:
-        workload.traced.check(name, workload.num_params)
+        from sim.timing.traced import check_rate
+
+        is_plain = workload.loss != "classes" and all(p.active == 1 for p in workload.parameters)
+        tensors = len(workload.parameters) if is_plain else None
+        workload.traced.check(name, workload.num_params, tensors)
+        check_rate(workload.traced, workload, hardware.device)
     return workload
 
 

@@ -174,7 +174,9 @@ def load(path: Path) -> Trace:
     file = _find_trace(path)
     try:
         timeline = Timeline.read(file)
-    except (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError) as error:
+    except (
+        OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, RecursionError,
+    ) as error:  # fmt: skip
         raise ConfigError(
             f"a trace must be one that Timeline.write wrote, but {file} can't be read as one "
             f"({type(error).__name__}: {error}): {_HOW_TO_GET}"

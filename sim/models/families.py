@@ -11,12 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-from zenflow.config import unknown_name
-from zenflow.errors import ConfigError
-
-Config = Mapping[str, Any]
+from sim.models.fields import Config, check, first_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,44 +67,15 @@ def layers_of(config: Config) -> list[Layer]:
     """Return a model's layers, first to last; a tied output layer has no tensor of its own.
 
     Raises:
-        ConfigError: The family is not known, or a field that decides shapes is missing.
+        ConfigError: The family is not known, or a field that is read is missing or can't be.
     """
-    kind = str(config.get("model_type"))
-    if kind not in FAMILIES:
-        raise ConfigError(f"model_type {unknown_name(kind, FAMILIES)}")
-    return FAMILIES[kind](config)
+    check(config, FAMILIES)
+    return FAMILIES[config["model_type"]](config)
 
 
 def num_params(config: Config) -> int:
     """Return how many parameters the model has, tied ones counted once."""
     return sum(layer.numel for layer in layers_of(config))
-
-
-def dropouts_of(config: Config) -> tuple[bool, bool]:
-    """Return whether a layer's outputs, and attention's scores, go through dropout.
-
-    What a configuration does not say is transformers' default for its family.
-    """
-    names = _DROPOUTS.get(str(config.get("model_type")))
-    if names is None:
-        return False, False
-    outputs, scores = (config.get(name, usual) > 0 for name, usual in names.items())
-    return outputs, scores
-
-
-def _field(config: Config, *names: str) -> Any:
-    """Return the first of these fields that is there.
-
-    Raises:
-        ConfigError: None is.
-    """
-    for name in names:
-        if config.get(name) is not None:
-            return config[name]
-    raise ConfigError(
-        f"the {config.get('model_type')} config lacks {' or '.join(names)}, which decides shapes: "
-        "take the config.json that belongs to the weights"
-    )
 
 
 def _layers(
@@ -155,8 +122,8 @@ def _norm(name: str, width: int) -> list[Parameter]:
 
 def _llama(config: Config) -> list[Layer]:
     kind = config["model_type"]
-    width, heads = _field(config, "hidden_size"), _field(config, "num_attention_heads")
-    vocabulary = _field(config, "vocab_size")
+    width, heads = config["hidden_size"], config["num_attention_heads"]
+    vocabulary = config["vocab_size"]
     head = config.get("head_dim") or width // heads
     groups = config.get("num_key_value_heads") or heads
     own = [
@@ -168,7 +135,7 @@ def _llama(config: Config) -> list[Layer]:
     last = [_vector("norm.weight", width)]
     if not config.get("tie_word_embeddings", kind.startswith("gemma")):
         last += _matrix("lm_head", vocabulary, width)
-    first, count = _matrix("embed_tokens", vocabulary, width), _field(config, "num_hidden_layers")
+    first, count = _matrix("embed_tokens", vocabulary, width), config["num_hidden_layers"]
     return _layers(first, "layers", count, own, heads * head, last)
 
 
@@ -203,22 +170,22 @@ def _feed_forward(config: Config, width: int) -> list[Parameter]:
     kind = config["model_type"]
     bias = bool(config.get("mlp_bias"))
     if kind == "phi3":  # both factors in one matrix
-        inner = _field(config, "intermediate_size")
+        inner = config["intermediate_size"]
         return [
             *_matrix("mlp.gate_up_proj", 2 * inner, width),
             *_matrix("mlp.down_proj", width, inner),
         ]
     if kind not in ("mixtral", "qwen2_moe"):
-        return _gated("mlp", width, _field(config, "intermediate_size"), bias=bias)
-    experts = _field(config, "num_local_experts", "num_experts")
-    share = _field(config, "num_experts_per_tok") / experts
-    inner = config["moe_intermediate_size"] if kind == "qwen2_moe" else None
-    inner = inner or _field(config, "intermediate_size")
+        return _gated("mlp", width, config["intermediate_size"], bias=bias)
+    experts = first_of(config, "num_local_experts", "num_experts")
+    share = config["num_experts_per_tok"] / experts
+    own = ("moe_intermediate_size",) if kind == "qwen2_moe" else ()
+    inner = first_of(config, *own, "intermediate_size")
     found = _matrix("router", experts, width)
     for index in range(experts):
         found += _gated(f"experts.{index}", width, inner, active=share)
     if kind == "qwen2_moe":
-        found += _gated("shared_expert", width, _field(config, "shared_expert_intermediate_size"))
+        found += _gated("shared_expert", width, config["shared_expert_intermediate_size"])
         found += _matrix("shared_expert_gate", 1, width)
     return found
 
@@ -235,11 +202,11 @@ def _gated(
 
 
 def _gpt2(config: Config) -> list[Layer]:
-    width, vocabulary = _field(config, "n_embd"), _field(config, "vocab_size")
+    width, vocabulary = config["n_embd"], config["vocab_size"]
     inner = config.get("n_inner") or 4 * width
     first = [
         *_matrix("wte", vocabulary, width),
-        *_matrix("wpe", _field(config, "n_positions"), width),
+        *_matrix("wpe", config["n_positions"], width),
     ]
     own = [
         *_norm("ln_1", width),
@@ -252,12 +219,12 @@ def _gpt2(config: Config) -> list[Layer]:
     last = _norm("ln_f", width)
     if config.get("tie_word_embeddings") is False:
         last += _matrix("lm_head", vocabulary, width)
-    return _layers(first, "h", _field(config, "n_layer"), own, width, last)
+    return _layers(first, "h", config["n_layer"], own, width, last)
 
 
 def _opt(config: Config) -> list[Layer]:
-    width, vocabulary = _field(config, "hidden_size"), _field(config, "vocab_size")
-    inner = _field(config, "ffn_dim")
+    width, vocabulary = config["hidden_size"], config["vocab_size"]
+    inner = config["ffn_dim"]
     outer = config.get("word_embed_proj_dim") or width
     bias = config.get("enable_bias", True)
     is_affine = config.get("layer_norm_elementwise_affine", True)
@@ -265,7 +232,7 @@ def _opt(config: Config) -> list[Layer]:
     first = [
         *_matrix("embed_tokens", vocabulary, outer),
         # Positions are counted from 2, a habit of fairseq's padding.
-        *_matrix("embed_positions", _field(config, "max_position_embeddings") + 2, width),
+        *_matrix("embed_positions", config["max_position_embeddings"] + 2, width),
     ]
     last: list[Parameter] = []
     if config.get("do_layer_norm_before", True) and not config.get("_remove_final_layer_norm"):
@@ -282,17 +249,17 @@ def _opt(config: Config) -> list[Layer]:
         *_matrix("fc1", inner, width, bias=bias),
         *_matrix("fc2", width, inner, bias=bias),
     ]
-    return _layers(first, "layers", _field(config, "num_hidden_layers"), own, width, last)
+    return _layers(first, "layers", config["num_hidden_layers"], own, width, last)
 
 
 def _bert(config: Config) -> list[Layer]:
     """Return BERT as a masked language model, without a pooler."""
-    width, vocabulary = _field(config, "hidden_size"), _field(config, "vocab_size")
-    inner = _field(config, "intermediate_size")
+    width, vocabulary = config["hidden_size"], config["vocab_size"]
+    inner = config["intermediate_size"]
     first = [
         *_matrix("word_embeddings", vocabulary, width),
-        *_matrix("position_embeddings", _field(config, "max_position_embeddings"), width),
-        *_matrix("token_type_embeddings", config.get("type_vocab_size", 2), width),
+        *_matrix("position_embeddings", config["max_position_embeddings"], width),
+        *_matrix("token_type_embeddings", config.get("type_vocab_size") or 2, width),
         *_norm("LayerNorm", width),
     ]
     own = [
@@ -309,15 +276,8 @@ def _bert(config: Config) -> list[Layer]:
     ]
     if config.get("tie_word_embeddings") is False:
         last += _matrix("decoder", vocabulary, width)
-    return _layers(first, "layer", _field(config, "num_hidden_layers"), own, width, last)
+    return _layers(first, "layer", config["num_hidden_layers"], own, width, last)
 
-
-_DROPOUTS: Mapping[str, Mapping[str, float]] = {
-    "gpt2": {"resid_pdrop": 0.1, "attn_pdrop": 0.1},
-    "opt": {"dropout": 0.1, "attention_dropout": 0.0},
-    "bert": {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
-}
-"""Fields of a configuration that say how often outputs and scores are dropped, with defaults."""
 
 FAMILIES: Mapping[str, Callable[[Config], list[Layer]]] = {
     "llama": _llama,

@@ -39,7 +39,7 @@ def find_model(name_or_path: str | os.PathLike[str]) -> tuple[str, dict[str, Any
         if found is not None:
             return found, json.loads(_named()[found])
     path = Path(name_or_path)
-    if not path.exists():
+    if not os.path.exists(path):  # Path.exists raises where a name is too long
         raise ConfigError(
             f"there is no model {str(name_or_path)!r}, and no such file: "
             f"{nearest(str(name_or_path), _known())}, or give the path of a config.json"
@@ -73,7 +73,7 @@ def _read(file: Path) -> dict[str, Any]:
             f"{file} can't be read ({error.strerror}): give a model's config.json, or a directory "
             "that holds one"
         ) from error
-    except ValueError as error:  # not JSON, or not UTF-8
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, nested without end
         raise ConfigError(
             f"{file} is not JSON ({error}): give the config.json beside a model's weights"
         ) from error

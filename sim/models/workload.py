@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim.models.activations import Activations
-from sim.models.families import Layer, Parameter, dropouts_of, layers_of
+from sim.models.families import Layer, Parameter, layers_of
+from sim.models.fields import dropouts_of, first_of, stored_as
 from sim.models.kernels import KERNELS
 from sim.models.recomputation import (
     BY_OPERATION,
@@ -75,6 +76,8 @@ class Workload:
     """Whether a layer's two outputs, and attention's scores, go through dropout."""
     num_key_value_heads_share: float = 1.0
     """Width of keys over width of queries."""
+    stored_as: str | None = None
+    """Method by which the model's file has its weights quantised; None where it has not."""
     traced: TracedStep | None = None
     """A step of it as it was traced, which times are taken from; None is shapes alone."""
 
@@ -109,13 +112,13 @@ class Workload:
             settings: Other fields of this class.
 
         Raises:
-            ConfigError: The family is unknown, a field is missing, or a setting breaks its rule.
+            ConfigError: The family is unknown, or a field or a setting breaks its rule.
         """
-        heads = config.get("num_attention_heads") or config.get("n_head") or 1
-        groups = config.get("num_key_value_heads") or heads
-        settings.setdefault("is_causal", config.get("model_type") != "bert")
-        settings.setdefault("dropouts", dropouts_of(config))
         layers = layers_of(config)
+        heads = first_of(config, "num_attention_heads", "n_head")
+        groups = config.get("num_key_value_heads") or heads
+        settings.setdefault("is_causal", config["model_type"] != "bert")
+        settings.setdefault("dropouts", dropouts_of(config))
         if settings.get("loss") == "classes":
             layers[-1] = layers[-1].without(("lm_head", "decoder"))
         return cls(
@@ -123,6 +126,7 @@ class Workload:
             layers=tuple(layers),
             num_key_value_heads_share=groups / heads,
             num_heads=heads,
+            stored_as=stored_as(config),
             **settings,
         )
 

@@ -29,6 +29,8 @@ _UNCERTAIN = (
 
 _LEAST = 1e-9
 """Seconds of an overhead that the trace has none of; a figure is positive."""
+_BEYOND = 2.0
+"""Times a device's peak that no step reaches: 8-bit products are twice as fast as the table's."""
 _WITHOUT_AGAIN = 2 / 3
 """Share of a backward that recomputes all layers which is not recomputation, by count of FLOP."""
 
@@ -70,16 +72,12 @@ def traced_seconds(
         ConfigError: The trace can't be scaled to the device.
     """
     works = workload.works()
-    seen = replace(
-        workload,
-        batch_size=step.batch_size or workload.batch_size,
-        sequence=step.sequence or workload.sequence,
-    ).works()
+    seen = _traced_works(step, workload)
     factors = _device_factors(step, workload.dtype, device)
     factors = _Factors(
-        factors.products * _ratio(works, seen, "matmul_flop"),
-        factors.attention * _ratio(works, seen, "attention_flop"),
-        factors.other * _ratio(works, seen, "elementwise_bytes"),
+        factors.products * step.rounding * _ratio(works, seen, "matmul_flop"),
+        factors.attention * step.rounding * _ratio(works, seen, "attention_flop"),
+        factors.other * step.rounding * _ratio(works, seen, "elementwise_bytes"),
     )
     forward, backward = step.forward, step.backward
     share = float(workload.checkpointing)  # what is no share is no workload with a trace
@@ -92,13 +90,59 @@ def traced_seconds(
     return [(walls[0] * f, walls[1] * b) for f, b in zip(first, second, strict=True)]
 
 
+def _traced_works(step: TracedStep, workload: Workload) -> list[LayerWork]:
+    return replace(
+        workload,
+        batch_size=step.batch_size or workload.batch_size,
+        sequence=step.sequence or workload.sequence,
+    ).works()
+
+
+def peak_share(step: TracedStep, workload: Workload, device: Device) -> float | None:
+    """Return FLOP/s of the traced forward and backward, over the peak of the traced device.
+
+    None where that device is not known.
+
+    Args:
+        step: Mean step of a trace, with the micro-batches that it is of.
+        workload: The model.
+        device: The device that is asked for, which stands for a CPU that was traced.
+    """
+    if step.device is None and not device.is_cpu:
+        return None
+    traced = device if is_of(step, device) else find_device(str(step.device))
+    works = _traced_works(step, workload)
+    flop = 3.0 * math.fsum(work.matmul_flop + work.attention_flop for work in works)
+    peak = max(figure.value for figure in traced.flops.values())
+    return flop / peak / (step.forward.wall + step.backward.wall)
+
+
+def check_rate(step: TracedStep, workload: Workload, device: Device) -> None:
+    """Refuse micro-batches that the traced device can't have computed in the traced time.
+
+    Only where the trace has no shapes: else they say what was computed.
+
+    Raises:
+        ConfigError: Forward and backward would be far beyond the device's peak.
+    """
+    if step.batches:
+        return
+    share = peak_share(step, workload, device)
+    if share is not None and share > _BEYOND:
+        raise ConfigError(
+            f"{step.path}: micro-batches of {step.batch_size} x {step.sequence} tokens of "
+            f"{workload.name} would be {share:,.1f} times the FLOP/s of the traced device: give "
+            "--traced-batch as it was traced, or trace with record_shapes=True"
+        )
+
+
 def traced_overheads(
     step: TracedStep, num_params: int, dtype: str, hardware: HardwareProfile
 ) -> EngineOverheads:
     """Return the machine's overheads with the traced step of the optimizer.
 
-    The device updates as many parameters a second as the traced optimizer did. What a step took
-    beside that, and outside of its passes, is the overhead of every step.
+    The device updates as many parameters a second as the traced optimizer did, if that was AdamW.
+    What a step took beside that, and outside of its passes, is the overhead of every step.
     """
     times, own = step.optimizer, hardware.overheads
     factors = _device_factors(step, dtype, hardware.device)
@@ -111,7 +155,9 @@ def traced_overheads(
     return replace(
         own,
         step=traced(max(_LEAST, step.rest + idle)),
-        device_update=traced(num_params / busy) if busy > 0 else own.device_update,
+        device_update=traced(num_params / busy)
+        if busy > 0 and step.is_adamw
+        else own.device_update,
     )
 
 

@@ -77,7 +77,7 @@ def read_events(path: str | Path) -> KinetoTrace:
         found = json.loads(text, object_hook=_kept)
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror or error}") from error
-    except (ValueError, EOFError, zlib.error) as error:
+    except (ValueError, EOFError, zlib.error, RecursionError) as error:
         raise ConfigError(
             f"{path} is no whole JSON file ({error}): export the trace again, and let the export "
             "end before the process does"
@@ -88,13 +88,17 @@ def read_events(path: str | Path) -> KinetoTrace:
     kept = [event for event in events if isinstance(event, dict)]
     if not kept:
         raise ConfigError(f"{path} has no event of torch.profiler: {HOW}")
-    first = min(event["ts"] for event in kept)
     properties = found.get("deviceProperties") or ()
-    return KinetoTrace(
-        path=path,
-        events=tuple(sorted((_event(e, first) for e in kept), key=lambda e: (e.start, -e.end))),
-        devices={each["id"]: each["name"] for each in properties if {"id", "name"} <= each.keys()},
-    )
+    try:
+        first = min(event["ts"] for event in kept)
+        events = sorted((_event(e, first) for e in kept), key=lambda e: (e.start, -e.end))
+        devices = {own["id"]: own["name"] for own in properties if {"id", "name"} <= own.keys()}
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} has events that torch.profiler does not write ({type(error).__name__}: "
+            f"{error}): {HOW}"
+        ) from error
+    return KinetoTrace(path=path, events=tuple(events), devices=devices)
 
 
 def _kept(record: dict[str, Any]) -> dict[str, Any] | None:
@@ -107,11 +111,14 @@ def _kept(record: dict[str, Any]) -> dict[str, Any] | None:
 
 def _event(record: Mapping[str, Any], first: float) -> Event:
     # Microseconds since 1970 leave a double few digits: begin at the first event.
+    name, arguments = record["name"], record.get("args") or {}
+    if not isinstance(name, str) or not isinstance(arguments, Mapping):
+        raise TypeError(f"an event's name must be text, and args an object, got {name!r:.60}")
     return Event(
-        name=record["name"],
+        name=name,
         category=record["cat"].casefold(),
         start=(record["ts"] - first) / 1e6,
         seconds=record["dur"] / 1e6,
         thread=f"{record.get('pid')}/{record.get('tid')}",
-        arguments=record.get("args") or {},
+        arguments=arguments,
     )

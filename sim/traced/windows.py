@@ -22,8 +22,10 @@ Part = Literal["forward", "backward", "optimizer", "rest"]
 
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _EVALUATION = "autograd::engine::evaluate_function"
-_OPTIMIZER = "Optimizer.step#"
-_SEQUENCE = "Sequence number"
+OPTIMIZER = "Optimizer.step#"
+"""Begin of the names of optimizers' steps; their class follows."""
+SEQUENCE = "Sequence number"
+"""Argument that operations have of which autograd keeps something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,8 @@ def windows_of(trace: KinetoTrace) -> list[Window]:
     evaluations = _outermost(e for e in trace.events if e.name.startswith(_EVALUATION))
     thread = steps[0].thread
     own = [event for event in trace.events if event.thread == thread]
-    optimizers = _outermost(e for e in own if e.name.startswith(_OPTIMIZER))
-    forwards = [e for e in own if e.category == "cpu_op" and _SEQUENCE in e.arguments]
+    optimizers = _outermost(e for e in own if e.name.startswith(OPTIMIZER))
+    forwards = [e for e in own if e.category == "cpu_op" and SEQUENCE in e.arguments]
     windows: list[Window] = []
     ends = [*(step.start for step in steps[1:]), steps[-1].end]
     for index, (step, end) in enumerate(zip(steps, ends, strict=True)):
@@ -116,7 +118,7 @@ def _parts(
 ) -> Iterator[tuple[Part, _Span]]:
     """Yield the parts of one step: evaluations with no forward between them are one backward."""
     inside = merge((span.start, span.end) for span in (*evaluations, *optimizers))
-    outside = [start for start in forwards if not _covers(inside, start)]
+    outside = [start for start in forwards if not covers(inside, start)]
     last = float("-inf")
     while evaluations:
         begin = evaluations[0].start
@@ -134,7 +136,8 @@ def _parts(
         yield "optimizer", span
 
 
-def _covers(merged: Sequence[Interval], moment: float) -> bool:
+def covers(merged: Sequence[Interval], moment: float) -> bool:
+    """Return whether a moment is in one of these intervals, which are in order and apart."""
     index = bisect.bisect_right(merged, (moment, math.inf)) - 1
     return index >= 0 and moment < merged[index][1]
 

@@ -287,7 +287,15 @@ def test_features_that_are_switched_off_are_no_reason_to_speak():
         ({"gradient_allreduce_op": "sum"}, "gradients are averaged"),
         ({"gradient_cliping": 1}, "'gradient_cliping' is unknown; did you mean 'gradient_clipp"),
         ({"train_batch_size": 0}, "train_batch_size must be an integer >= 1"),
-        ({"train_micro_batch_size_per_gpu": 3}, "got 8 and 3"),
+        ({"train_micro_batch_size_per_gpu": 3}, r"got 8 and 3 \* 1: correct one"),
+        (
+            {"gradient_accumulation_steps": 3},
+            "multiple of gradient_accumulation_steps, .* 8 and 3",
+        ),
+        (
+            {"train_micro_batch_size_per_gpu": 5, "gradient_accumulation_steps": REMOVED},
+            "multiple of train_micro_batch_size_per_gpu, .* 8 and 5",
+        ),
         ({"fp16": {"enabled": True}}, "bf16 and fp16 can't both be enabled"),
         ({"bf16.bf16_optimizer_states": True}, "moments are float32"),
         ({"scheduler": {"type": "OneCycle"}}, "torch.optim.lr_scheduler.OneCycleLR in your own"),
@@ -359,3 +367,66 @@ def test_a_schedules_values_of_auto_are_the_programs():
 def test_everything_that_is_refused_is_told_at_once():
     with pytest.raises(ConfigError, match="breaks 3 rules"):
         read(amp={"enabled": True}, gradient_clipping=-1, tensor_parallel={"autotp_size": 2})
+
+
+@pytest.mark.parametrize(
+    ("total", "micro", "steps", "num_gpus", "expected"),
+    [
+        (32, 4, 2, 4, (4, 2)),
+        (32, 4, None, 2, (4, 4)),
+        (32, None, 2, 4, (4, 2)),
+        (32, None, None, 4, (8, None)),
+        (None, 4, 2, 4, (4, 2)),
+        (None, 4, None, 4, (4, None)),
+        (None, None, 2, 4, (None, 2)),
+        (32, 4, "auto", 2, (4, None)),
+        (32, 4, 2, 1, "must be train_micro.* got 32 on 1 GPU: train on as many"),
+        (32, 4, 2, 8, "must be train_micro.* got 32 on 8 GPUs"),
+        (32, 4, None, 3, "must be a multiple of train_micro.* the number of GPUs"),
+        (32, None, 2, 3, "must be a multiple of gradient_acc.* the number of GPUs"),
+        (2, None, None, 4, "must be a multiple of the number of GPUs"),
+    ],
+)
+def test_two_of_the_batch_keys_give_the_third(total, micro, steps, num_gpus, expected):
+    keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    given = dict(zip(keys, (total, micro, steps), strict=True))
+    settings = read_deepspeed({key: value for key, value in given.items() if value is not None})
+    if isinstance(expected, tuple):
+        assert settings.batch_on(num_gpus) == expected
+    else:
+        with pytest.raises(ConfigError, match=expected):
+            settings.batch_on(num_gpus)
+
+
+COMMENTS = {"_comment": "why", "//": 1, "#": [], "__doc__": {"a": {}}, "note": None, "_lr": 1e-3}
+
+
+def test_comments_have_no_meaning_at_any_level():
+    commented = {
+        **example({}),
+        **COMMENTS,
+        "zero_optimization": {
+            **EXAMPLE["zero_optimization"],
+            **COMMENTS,
+            "offload_optimizer": {"device": "cpu", **COMMENTS},
+            "zenflow": {**EXAMPLE["zero_optimization"]["zenflow"], **COMMENTS},
+        },
+        "optimizer": {
+            "type": "AdamW",
+            **COMMENTS,
+            "params": {**EXAMPLE["optimizer"]["params"], **COMMENTS},
+        },
+        "scheduler": {"type": "WarmupLR", **COMMENTS, "params": {**COMMENTS}},
+    }
+    plain = example({"scheduler": {"type": "WarmupLR", "params": {}}})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read_deepspeed(commented, steps_per_epoch=9) == read_deepspeed(
+            plain, steps_per_epoch=9
+        )
+
+
+def test_a_comment_may_stand_there_twice(tmp_path):
+    path = tmp_path / "ds.json"
+    path.write_text('{"//": "a", "//": "b", "train_batch_size": 8}')
+    assert read_deepspeed(path).train_batch_size == 8

@@ -6,6 +6,7 @@ those of DeepSpeed 0.19.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -38,6 +39,22 @@ class KnownKeys:
 
 def _all(reason: str, *names: str) -> dict[str, str]:
     return dict.fromkeys(names, reason)
+
+
+COMMENT = "a comment"
+"""What a key is called that tells people something, and no program."""
+_COMMENT_KEY = re.compile(
+    r"(_|//|#|\$).*|(comment|note|todo|doc|description)s?[\W\d_]*", re.DOTALL
+)
+
+
+def is_comment(key: str) -> bool:
+    """Return whether a key is there for people alone, as JSON has no comments.
+
+    >>> [is_comment(key) for key in ("_comment", "//", "__doc__", "note_2", "notebook", "bf16")]
+    [True, True, True, True, False, False]
+    """
+    return _COMMENT_KEY.fullmatch(key.casefold()) is not None
 
 
 _LOGS = "logs and profiles"
@@ -75,6 +92,7 @@ _TOP_LEVEL = KnownKeys(
         **_all(_FILES, "aio", "checkpoint", "datastates_ckpt", "nebula", "use_node_local_storage"),
         **_all(_PERMISSION, "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
         **_all("torch does it by itself", "compile", "graph_harvesting"),
+        **_all("DeepSpeed does not read it either: remove it", "comms_config", "monitor_config"),
         "activation_checkpointing": "the model's own; `zenflow train` has --checkpointing",
         "autotuning": "`zenflow plan` and --auto tune here",
         "data_parallel_size": "the number of GPUs",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from zenflow.config import ZenFlowConfig
-from zenflow.deepspeed.keys import SECTIONS
+from zenflow.deepspeed.keys import COMMENT, SECTIONS, is_comment
 from zenflow.deepspeed.settings import DeepSpeedSettings, loaded, read_content
 
 if TYPE_CHECKING:
@@ -112,6 +112,8 @@ def _kind_and_words(
 
 def _why_unused(content: Mapping[str, Any], prefix: str, key: str, value: Any) -> str | None:
     """Return why a key that is not refused has no meaning here; None if it has one."""
+    if is_comment(key):
+        return COMMENT
     known = SECTIONS[prefix]
     is_precision = prefix in ("bf16.", "fp16.")
     is_off = is_precision and not content[prefix.removesuffix(".")].get("enabled", False)

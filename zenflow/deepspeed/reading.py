@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, TypeGuard
 
-from zenflow.deepspeed.keys import SECTIONS, known_names
+from zenflow.deepspeed.keys import SECTIONS, is_comment, known_names
 from zenflow.errors import unknown_name
 
 
@@ -32,11 +32,11 @@ class Reading:
     """Names of keys that are left to the program."""
 
     def section(self, value: object, name: str) -> dict[str, Any]:
-        """Return a copy of a section to take keys from; absent and null are empty."""
+        """Return a copy of a section to take keys from, without comments; null is empty."""
         if value is None:
             return {}
         if isinstance(value, Mapping):
-            return dict(value)
+            return {key: own for key, own in value.items() if not is_comment(str(key))}
         self.correct(name, f"must be an object, got {value!r}: give keys and values")
         return {}
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from zenflow.deepspeed.keys import is_comment
 from zenflow.deepspeed.reading import Reading, is_number
 from zenflow.deepspeed.rule import read_rule
 from zenflow.deepspeed.schedule import DeepSpeedSchedule, read_schedule
@@ -92,6 +94,41 @@ class DeepSpeedSettings:
         prefix = "zero_optimization.zenflow."
         return tuple(name.removeprefix(prefix) for name in self.auto if name.startswith(prefix))
 
+    @property
+    def num_gpus(self) -> int | None:
+        """Number of GPUs that the three batch keys are for; None where one of them is open."""
+        micro, steps = self.train_micro_batch_size_per_gpu, self.gradient_accumulation_steps
+        if micro is None or steps is None or self.train_batch_size is None:
+            return None
+        return self.train_batch_size // (micro * steps)
+
+    def batch_on(self, num_gpus: int) -> tuple[int | None, int | None]:
+        """Return samples of a forward pass on each GPU, and backward passes of a step.
+
+        Of samples of a step, of a forward pass and backward passes, two give the third, as in
+        DeepSpeed (runtime/config.py). None is for the program to give.
+
+        Args:
+            num_gpus: Number of GPUs that train.
+
+        Raises:
+            ConfigError: The file's numbers are not those of so many GPUs.
+        """
+        micro, steps = self.train_micro_batch_size_per_gpu, self.gradient_accumulation_steps
+        total = self.train_batch_size
+        if total is None or (micro and "gradient_accumulation_steps" in self.auto):
+            return micro, steps
+        rest, left = divmod(total, (micro or 1) * (steps or 1) * num_gpus)
+        if left or rest < 1 or (micro and steps and rest != 1):
+            rule = "must be" if micro and steps else "must be a multiple of"
+            names = [_BATCH_KEYS[0]] * bool(micro) + [_BATCH_KEYS[1]] * bool(steps)
+            raise ConfigError(
+                f"train_batch_size {rule} {' * '.join([*names, 'the number of GPUs'])}, as "
+                f"DeepSpeed checks, got {total} on {num_gpus} GPU{'s' * (num_gpus > 1)}: train on "
+                "as many GPUs as the file is for, or leave it out"
+            )
+        return (micro, steps or rest) if micro else (rest, steps)
+
 
 def settings_of(
     source: str | PathLike[str] | Mapping[str, Any],
@@ -173,8 +210,8 @@ def loaded(source: str | PathLike[str] | Mapping[str, Any]) -> Mapping[str, Any]
 
 def _without_repetition(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
-    if len(content) < len(pairs):
-        names = [name for name, _ in pairs]
+    names = [name for name, _ in pairs if not is_comment(name)]
+    if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the key {twice!r} stands there twice")
     return content
@@ -225,12 +262,13 @@ def _batch(reading: Reading, root: dict[str, Any]) -> dict[str, int | None]:
     batch = {
         key: None if value is None else reading.count(value, key) for key, value in given.items()
     }
-    micro, steps, total = (batch[key] for key in _BATCH_KEYS)
-    if micro and steps and total and total % (micro * steps):
+    total = batch["train_batch_size"]
+    factors = {key: count for key in _BATCH_KEYS[:2] if (count := batch[key]) is not None}
+    if total is not None and total % math.prod(factors.values()):
         reading.correct(
             "train_batch_size",
-            "must be a multiple of train_micro_batch_size_per_gpu * gradient_accumulation_steps, "
-            f"got {total} and {micro} * {steps}: leave one out",
+            f"must be a multiple of {' * '.join(factors)}, as DeepSpeed checks, got {total} and "
+            f"{' * '.join(map(str, factors.values()))}: correct one, or leave one out",
         )
     return batch
 

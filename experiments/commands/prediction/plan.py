@@ -21,7 +21,7 @@ from experiments.sweeps.requests import (
     Request,
     as_traced,
     hardware_of,
-    notes_on_trace,
+    notes_on,
     workload_of,
 )
 from zenflow.errors import ConfigError
@@ -74,7 +74,7 @@ def plan_command(context: click.Context, /, **flags: Any) -> None:
     request = as_traced(Request.of(flags), given(context))
     hardware, notes = hardware_of(request)
     workload = workload_of(request, hardware)
-    notes = [*notes, *notes_on_trace(workload, hardware)]
+    notes = [*notes, *notes_on(workload, hardware)]
     found = plan(
         workload,
         hardware,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from experiments.commands.command import Command, given
-from experiments.commands.flag_types import PATH
+from experiments.commands.flag_types import NEW_FILE, PICTURE
 from experiments.commands.prediction.machine_flags import (
     compute_flags,
     run_flags,
@@ -18,11 +18,12 @@ from experiments.commands.prediction.machine_flags import (
     strategy_options,
 )
 from experiments.output.commit import commit
+from experiments.output.target import naming
 from experiments.sweeps.requests import (
     Request,
     as_traced,
     hardware_of,
-    notes_on_trace,
+    notes_on,
     workload_of,
 )
 from experiments.traces.facts import TraceFacts
@@ -53,8 +54,8 @@ _MOST_PARTS = 5
 @click.option("--draws", type=int, default=0, help="Draws of uncertain figures; 0: no interval.")
 @click.option("--seed", type=int, default=0, help="Of the draws.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (seconds, bytes), no table.")
-@click.option("--trace", type=PATH, help="Write a Chrome trace (.gz too).")
-@click.option("--plot", type=PATH, help="Draw the timeline.")
+@click.option("--trace", type=NEW_FILE, help="Write a Chrome trace (.gz too).")
+@click.option("--plot", type=PICTURE, help="Draw the timeline.")
 @click.pass_context
 def simulate_command(context: click.Context, /, **flags: Any) -> None:
     """Predict a step: time, stall, bytes, lanes, memory, and its timeline."""
@@ -72,7 +73,8 @@ def simulate_command(context: click.Context, /, **flags: Any) -> None:
     memory = memory_of(workload, strategy, hardware)
     interval = _interval(workload, strategy, hardware, flags)
     if flags["trace"] is not None:
-        _described(prediction.timeline, workload, hardware).write(flags["trace"])
+        with naming(flags["trace"]):
+            _described(prediction.timeline, workload, hardware).write(flags["trace"])
     if flags["plot"] is not None:
         _draw(prediction, hardware, flags["plot"])
     if flags["as_json"]:
@@ -155,7 +157,7 @@ def _record(
         "step_seconds_interval": None
         if interval is None
         else {"low": interval.low, "high": interval.high, "coverage": interval.coverage},
-        "notes": notes_on_trace(workload, hardware),
+        "notes": notes_on(workload, hardware),
         "drivers": [] if interval is None else [list(item) for item in interval.drivers],
         "memory": memory.to_dict(),
         "chance_to_fit": memory.chance(hardware),
@@ -181,7 +183,7 @@ def _text(
         f"{workload.name} ({workload.num_params / 1e9:.3g} B parameters), {prediction.strategy}, "
         f"on {_machine(hardware)}; simulated",
         f"rule     {rule_of(memory.strategy)}",
-        *notes_on_trace(workload, hardware),
+        *notes_on(workload, hardware),
         f"step     {step * 1e3:.1f} ms, {_tokens_per_second(prediction, workload, hardware):,.0f} "
         f"tokens/s; slowest of a window {prediction.slowest_step_seconds * 1e3:.1f} ms",
         f"stall    {prediction.stall_seconds * 1e3:.1f} ms ({prediction.stall_fraction:.1%})"
@@ -190,10 +192,11 @@ def _text(
         f"{prediction.h2d_bytes / 1e9:.3f} GB up",
     ]
     if interval is not None:
-        moved = ", ".join(name for name, _ in interval.drivers[:3])
+        names = ", ".join(name for name, _ in interval.drivers[:3])
+        moved = f"; most moved by {names}" if names else ""
         lines.append(
             f"interval {interval.low * 1e3:.1f} to {interval.high * 1e3:.1f} ms holds "
-            f"{interval.coverage:.0%} of draws; most moved by {moved}"
+            f"{interval.coverage:.0%} of draws{moved}"
         )
     lines += [
         f"{lane:<{_LANE_WIDTH}} busy {seconds * 1e3:9.1f} ms  {seconds / step:5.0%}"

@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from experiments.commands.command import Command, given
-from experiments.commands.flag_types import FOLDER
+from experiments.commands.flag_types import NEW_FOLDER
 from experiments.commands.prediction.machine_flags import (
     compute_flags,
     run_flags,
     simulation_flags,
     strategy_options,
 )
+from experiments.output.target import check_folder
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -85,7 +87,7 @@ def _moved(context: click.Context, parameter: click.Parameter, value: str | None
 )
 @click.option(
     "--out",
-    type=FOLDER,
+    type=NEW_FOLDER,
     help="Results go here. The same command with the same folder goes on where it ended.",
 )
 @click.option("--workers", type=click.IntRange(min=1), help="Processes; default: all cores.")
@@ -157,6 +159,7 @@ def _find(context: click.Context, flags: Mapping[str, Any]) -> int:
     from experiments.sweeps.search import cheapest
 
     sweep = _sweep(context, flags)
+    _say_notes(sweep)
     found = cheapest(sweep, flags["find"], flags["rate"], parse_prices(flags["prices"]))
     count = f"{found.looked_at} of {sweep.num_points} points were predicted; nothing was measured"
     speed = found.row.get("tokens_per_second")
@@ -182,6 +185,8 @@ def _run(context: click.Context, flags: Mapping[str, Any], engine: Engine) -> in
     prices = parse_prices(flags["prices"])
     check_value(flags["value"])
     folder = flags["out"] or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-sweep"
+    check_folder(folder)
+    _say_notes(sweep)
     outcome = run_sweep(sweep, folder, engine)
     files = outcome.files
     if len(outcome.found):
@@ -195,6 +200,16 @@ def _run(context: click.Context, flags: Mapping[str, Any], engine: Engine) -> in
             outcome = replace(outcome, exit_code=128 + signal.SIGINT)
     _report(outcome, sweep, folder, files)
     return outcome.exit_code
+
+
+def _say_notes(sweep: Sweep) -> None:
+    """Say what is odd about the first point's model and trace; its row tells what is wrong."""
+    from experiments.sweeps.requests import notes_on
+
+    with suppress(ConfigError):
+        case = sweep.case(0)
+        for note in notes_on(case.workload, case.hardware):
+            click.echo(f"Note: {note}", err=True)
 
 
 def _sweep(context: click.Context, flags: Mapping[str, Any]) -> Sweep:

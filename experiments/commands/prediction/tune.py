@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from experiments.commands.command import Command, flag_of, given
-from experiments.commands.flag_types import FOLDER, PATH
+from experiments.commands.flag_types import NEW_FOLDER, PATH
 from experiments.commands.prediction.machine_flags import simulation_flags
 from experiments.commands.training.config_file import read_config_file, with_flags
 from experiments.commands.training.train_flags import KNOB_NAMES, given_flags, train_flags
-from experiments.sweeps.requests import Request, hardware_of, workload_of
+from experiments.output.target import check_folder
+from experiments.sweeps.requests import Request, hardware_of, notes_on, workload_of
 from experiments.training.preparation.first_checks import check_first, located, trainable_name
 from experiments.training.settings.training import TrainSettings
 from zenflow.config import ZenFlowConfig
@@ -88,7 +89,7 @@ _SIMULATE = {k: v for k, v in _flags_of(simulation_flags).items() if k not in _T
 @click.option("--host-memory", type=float, help="Most GB of the host.")
 @click.option("--largest-staleness", type=int, help="Most steps, S + 1.")
 @click.option("--smallest-captured", type=float, help="Least share of energy on the device.")
-@click.option("--out", type=FOLDER, help="Results go here.")
+@click.option("--out", type=NEW_FOLDER, help="Results go here.")
 @click.option(
     "--config", "config_file", type=PATH,
     help="Settings of the runs, as of `zenflow train`; flags win over it.",
@@ -105,6 +106,12 @@ def tune_command(context: click.Context, /, **flags: Any) -> None:
     from experiments.search.results import run_study  # loads Optuna, which help must not
 
     out = flags["out"] or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-tune"
+    check_folder(out)
+    if flags["backend"] == "simulated":
+        request = _request(flags)
+        hardware, _ = hardware_of(request)
+        for note in notes_on(workload_of(request, hardware), hardware):
+            click.echo(f"Note: {note}", err=True)
     try:
         result = run_study(
             task, settings, out, num_workers=flags["workers"], timeout=flags["timeout"]

@@ -36,17 +36,23 @@ _DEEPSPEED_KEYS = {"zero_optimization", "train_batch_size", "train_micro_batch_s
 _DEEPSPEED_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
-def read_config_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_config_file(
+    path: Path, num_gpus: int | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a file's settings and its knobs of the update rule.
 
     ``with_flags`` and ``settle_auto`` come next.
+
+    Args:
+        path: The file.
+        num_gpus: Number of GPUs that a DeepSpeed JSON is for; None is as many as train here.
 
     Raises:
         ConfigError: The file can't be read, or has a key that is nothing; the nearest is named.
     """
     content = _parse(path)
     if _DEEPSPEED_KEYS & content.keys():
-        return _from_deepspeed(path)
+        return _from_deepspeed(path, num_gpus)
     knobs = content.get("zenflow", {})
     if not isinstance(knobs, Mapping):
         raise ConfigError(f"'zenflow' in {path} must be a table of knobs, but is {knobs!r}")
@@ -142,13 +148,13 @@ def settle_auto(
 def _parse(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
-        content = json.loads(text) if path.suffix == ".json" else _toml(path, text)
+        content = json.loads(text) if path.suffix.lower() == ".json" else _toml(path, text)
     except OSError as error:
         raise ConfigError(
             f"--config {path} can't be read ({error.strerror}): check the path"
         ) from error
     except (ValueError, RecursionError) as error:  # a parser's ValueError has a line number
-        kind = "JSON" if path.suffix == ".json" else "TOML"
+        kind = "JSON" if path.suffix.lower() == ".json" else "TOML"
         raise ConfigError(f"--config {path} is not valid {kind}: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"--config {path} must hold a table of settings, but holds {content!r}")
@@ -169,7 +175,7 @@ def _toml(path: Path, text: str) -> dict[str, Any]:
     return parsed
 
 
-def _from_deepspeed(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def _from_deepspeed(path: Path, num_gpus: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
     # Imported late: only this branch needs it.
     from zenflow.deepspeed.read import read_deepspeed
 
@@ -185,14 +191,15 @@ def _from_deepspeed(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         settings |= _known(lr=found.schedule.max_lr, steps=found.schedule.total_steps)
     if "gradient_clipping" not in found.auto:
         settings["max_grad_norm"] = found.max_grad_norm
-    accumulation = found.gradient_accumulation_steps
-    batch = found.train_micro_batch_size_per_gpu
-    if batch is not None:
-        batch *= Launched.here().count  # ours is that of all ranks
-    elif found.train_batch_size is not None:
-        batch = found.train_batch_size // (accumulation or 1)
+    ranks = Launched.here().count
+    try:
+        batch, accumulation = found.batch_on(num_gpus or ranks)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
     settings |= _known(
-        grad_accum=accumulation, batch_size=batch, dtype=_DEEPSPEED_DTYPES.get(found.dtype or "")
+        grad_accum=accumulation,
+        batch_size=None if batch is None else batch * ranks,  # ours is that of all ranks
+        dtype=_DEEPSPEED_DTYPES.get(found.dtype or ""),
     )
     if found.dtype == "fp16":
         settings |= {"gradients": "keep", "grad_scaler": dict(found.grad_scaler or {})}

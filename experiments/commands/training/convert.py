@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from experiments.commands.command import Command
-from experiments.commands.flag_types import PATH
+from experiments.commands.flag_types import PATH, OutputFile
 from experiments.commands.prediction.plan_run import DATA
 from experiments.commands.training.config_file import read_config_file, settle_auto
 from experiments.commands.training.train_flags import flags_of
@@ -28,7 +28,11 @@ _LONGEST_VALUE = 30
 
 @click.command(cls=Command, name="convert")
 @click.argument("source", type=PATH, metavar="DEEPSPEED.json")
-@click.option("--output", type=PATH, help="Settings for `zenflow train --config`: TOML, or .json.")
+@click.option(
+    "--output",
+    type=OutputFile(".toml", ".json"),
+    help="Settings for `zenflow train --config`: TOML, or .json.",
+)
 def convert_command(source: Path, output: Path | None) -> None:
     """Say what becomes of each key of a DeepSpeed JSON, and how to train as it says.
 
@@ -38,6 +42,7 @@ def convert_command(source: Path, output: Path | None) -> None:
 
     # Epochs are counted in steps once the data is known; until then any number is as good.
     found, outcomes = read_with_outcomes(source, steps_per_epoch=1)
+    _check_kind(source, outcomes)
     refused = [outcome for outcome in outcomes if outcome.kind == "refused"]
     num_keys = sum(outcome.is_in_file for outcome in outcomes)
     click.echo(f"{source}: {num_keys} keys, {len(refused)} refused\n")
@@ -48,13 +53,29 @@ def convert_command(source: Path, output: Path | None) -> None:
         sys.exit(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the table has said it
-        settings, knobs = read_config_file(source)
+        settings, knobs = read_config_file(source, num_gpus=found.num_gpus)
     if output is not None:
         _write(output, source, settings, knobs)
     for line in _answer(found, settings, knobs, output or source):
         click.echo(line)
     if output is not None:
         click.echo(f"\nSettings: {output}")
+
+
+def _check_kind(source: Path, outcomes: Sequence[KeyOutcome]) -> None:
+    """Refuse a file without one of DeepSpeed's keys: it is of another kind.
+
+    Raises:
+        ConfigError: It is one.
+    """
+    from zenflow.deepspeed.keys import COMMENT, known_names
+
+    keys = {o.key.split(".")[0] for o in outcomes if o.is_in_file and o.words != COMMENT}
+    if keys and not keys & set(known_names("")):
+        raise ConfigError(
+            f"{source} has none of DeepSpeed's keys, but {', '.join(sorted(keys))}: give the JSON "
+            "that DeepSpeed is started with"
+        )
 
 
 def _table(outcomes: Sequence[KeyOutcome]) -> Iterator[str]:
@@ -95,6 +116,7 @@ def _answer(
 
 
 def _notes(found: DeepSpeedSettings) -> Iterator[str]:
+    yield from _notes_on_batch(found)
     if found.schedule is None:
         yield "- No scheduler: the learning rate is constant, as it is in DeepSpeed."
     if found.config.update_rule == "published":
@@ -111,6 +133,19 @@ def _notes(found: DeepSpeedSettings) -> Iterator[str]:
         yield "- `zenflow train` decays matrices only; DeepSpeed, as the lines above, everything."
 
 
+def _notes_on_batch(found: DeepSpeedSettings) -> Iterator[str]:
+    total, count = found.train_batch_size, found.num_gpus
+    steps = found.gradient_accumulation_steps
+    if total and count and steps and count > 1:
+        yield (
+            f"- The file is for {count} GPUs. On one a step has {total // count} samples; "
+            f"accumulation of {steps * count} makes it {total} again."
+        )
+    has_batch = total or found.train_micro_batch_size_per_gpu
+    if not has_batch and not any("batch_size" in name for name in found.auto):
+        yield "- No batch size, with which DeepSpeed would stop: it is yours to give."
+
+
 def _write(
     output: Path, source: Path, settings: Mapping[str, Any], knobs: Mapping[str, Any]
 ) -> None:
@@ -120,10 +155,5 @@ def _write(
     if output.exists() and output.samefile(source):
         raise ConfigError(f"--output {output} is the DeepSpeed JSON itself: name another file")
     content = file_content(settings, knobs)
-    is_json = output.suffix == ".json"
-    try:
-        write_text(output, json.dumps(content, indent=2) + "\n" if is_json else toml_of(content))
-    except OSError as error:
-        raise click.ClickException(
-            f"{output} can't be written ({error.strerror or error})"
-        ) from error
+    is_json = output.suffix.lower() == ".json"
+    write_text(output, json.dumps(content, indent=2) + "\n" if is_json else toml_of(content))

@@ -93,7 +93,7 @@ def _norm(found: DeepSpeedSettings) -> Any:
 def _accumulation(found: DeepSpeedSettings) -> Any:
     if "gradient_accumulation_steps" in found.auto:
         return _Name("accumulation_steps")
-    return found.gradient_accumulation_steps or 1
+    return found.batch_on(found.num_gpus or 1)[1] or 1
 
 
 def _auto_steps(schedule: DeepSpeedSchedule | None) -> dict[str, _Name]:
@@ -146,10 +146,11 @@ def _step(found: DeepSpeedSettings) -> Iterator[str]:
 
 
 def _scaled_step(found: DeepSpeedSettings) -> Iterator[str]:
-    yield "scale = scaler.get_scale()"
+    if found.schedule is not None:
+        yield "scale = scaler.get_scale()"
     norm = _norm(found)
     if norm is not None:
-        yield f"optimizer.clip_grad_norm_({norm!r} * scale)  # gradients still carry the scale"
+        yield f"optimizer.clip_grad_norm_({norm!r})"
     yield "scaler.step(optimizer)"
     yield "scaler.update()"
     yield "optimizer.zero_grad()  # what a step that overflowed has left"

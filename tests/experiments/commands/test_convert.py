@@ -165,7 +165,7 @@ def test_the_python_lines_train_as_the_file_says(tmp_path, content, clipped):
     assert ("controller=ZenAuto()" in lines) == ("update_interval" in settings.auto_knobs)
     if settings.dtype == "fp16":
         assert not optimizer.releases_gradients
-        assert clipped == [said["max_grad_norm"] * settings.grad_scaler["init_scale"]] * 6
+        assert clipped == [said["max_grad_norm"]] * 6
     else:
         assert optimizer.releases_gradients
         assert optimizer.max_grad_norm == said["max_grad_norm"]
@@ -295,6 +295,14 @@ def test_known_keys_have_the_outcome_of_their_list(section):
         ('{"bf16": {},}', "no comma behind the last key"),
         ("[]", "must hold a JSON object"),
         ('{"bf16": 1, "bf16": 2}', "'bf16' stands there twice"),
+        (
+            '{"traceEvents": [], "schemaVersion": 1}',
+            "none of DeepSpeed's keys, but schemaVersion, ",
+        ),
+        (
+            '{"model_type": "llama", "_name_or_path": "x"}',
+            "DeepSpeed's keys, but model_type: give",
+        ),
     ],
 )
 def test_a_file_that_can_not_be_read_is_an_error_of_usage(tmp_path, text, words):
@@ -311,3 +319,59 @@ def test_the_source_is_not_written_over(tmp_path):
     result = convert(path, PUBLISHED, "--output", path)
     assert result.exit_code == 2
     assert json.loads(path.read_text()) == PUBLISHED
+
+
+def batches(**keys):
+    plain = {key: value for key, value in PUBLISHED.items() if "batch" not in key}
+    del plain["gradient_accumulation_steps"]
+    return {**plain, **keys}
+
+
+def test_steps_that_do_not_divide_the_batch_convert_nothing(tmp_path):
+    result = convert(
+        tmp_path / "ds.json", batches(train_batch_size=8, gradient_accumulation_steps=3)
+    )
+    assert result.exit_code == 1
+    assert "--batch-size" not in result.output
+    assert "must be a multiple of gradient_accumulation_steps" in result.output
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4},
+         ["--grad-accum 8 --batch-size 4 ", "accumulation_steps=8,"]),
+        ({"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4,
+          "gradient_accumulation_steps": 2},
+         ["--grad-accum 2 --batch-size 4 ", "The file is for 4 GPUs. On one a step has 8 samples; "
+          "accumulation of 8 makes it 32 again."]),
+        ({"gradient_accumulation_steps": 2}, ["- No batch size, with which DeepSpeed would stop"]),
+    ],
+)  # fmt: skip
+def test_a_converted_step_has_the_files_samples_or_says_so(tmp_path, keys, words):
+    result = convert(tmp_path / "ds.json", batches(**keys))
+    assert result.exit_code == 0, result.output
+    for part in words:
+        assert part in result.output
+
+
+def test_a_run_on_fewer_gpus_than_the_file_is_for_is_refused(tmp_path):
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(batches(train_batch_size=32, train_micro_batch_size_per_gpu=4,
+                                       gradient_accumulation_steps=2)))  # fmt: skip
+    result = CliRunner().invoke(
+        main, ["train", "--config", str(path), "--out", str(tmp_path / "o")]
+    )
+    assert result.exit_code == 2
+    assert "got 32 on 1 GPU: train on as many GPUs" in " ".join(result.output.split())
+    assert not (tmp_path / "o").exists()
+
+
+def test_comments_are_told_as_what_they_are(tmp_path):
+    result = convert(tmp_path / "ds.json", {"_comment": "mine", **PUBLISHED})
+    assert result.exit_code == 0
+    assert re.search(r'_comment = "mine" +no meaning  a comment\n', result.output)
+    assert (
+        result.output.split("In your own loop")[1]
+        == (convert(tmp_path / "ds.json", PUBLISHED).output.split("In your own loop")[1])
+    )

@@ -221,3 +221,21 @@ def test_a_strategy_without_adapters_takes_no_rank():
         done = run(*SMALL, "--strategy", name, "--lora-rank", "8")
         assert done.exit_code == 2
         assert "does not take lora_rank" in " ".join(done.output.split())
+
+
+def test_every_prediction_of_a_quantised_file_says_what_it_takes_the_weights_for(tmp_path):
+    config = {**find_model("qwen2.5-0.5b")[1], "quantization_config": {"quant_method": "fp8"}}
+    (tmp_path / "q.json").write_text(json.dumps(config))
+    common = ["--model", str(tmp_path / "q.json"), "--gpu", "h100"]
+    out = ["--out", str(tmp_path / "out")]
+    for words in (
+        ["simulate", *common],
+        ["simulate", *common, "--json"],
+        ["plan", *common, "--draws", "0"],
+        ["sweep", *common, "--vary", "S=2", "--workers", "1", *out],
+        ["tune", *common, "--trials", "1", *out],
+    ):
+        done = CliRunner().invoke(main, words)
+        assert done.exit_code == 0, done.output
+        said = " ".join(done.output.split())
+        assert "the file of q has fp8 weights (quantization_config); predicted with all" in said

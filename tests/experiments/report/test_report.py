@@ -491,6 +491,7 @@ def bad_inputs(folder):
     (folder / "runs" / "b").mkdir()
     (folder / "runs" / "b" / "config.json").write_text('{"compare": []}')
     (folder / "text.txt").write_text("x")
+    (folder / "loop.json").symlink_to("loop.json")
     (folder / "broken.json").write_text("{")
     (folder / "other.json").write_text("{}")
     (folder / "cut.json.gz").write_bytes(gzip.compress(b"[" * 5000)[:-30])
@@ -501,7 +502,8 @@ def bad_inputs(folder):
     (folder / "names.csv").write_text("a,b\n")
     Timeline().write(folder / "no_spans.json")
     return {
-        "missing": "does not exist", "empty": "neither a run", "runs": "name some of a, b",
+        "missing": "does not exist", "loop.json": "does not exist", "empty": "neither a run",
+        "runs": "name some of a, b",
         "text.txt": "kind that a page can't show", "broken.json": "is not JSON",
         "other.json": "lacks a list traceEvents", "cut.json.gz": "can't be read",
         "nothing.json": "no event with a duration", "odd.json": "trace event format",
@@ -524,7 +526,7 @@ def test_bad_inputs_are_named_with_what_they_lack_and_nothing_is_written(tmp_pat
 
 @pytest.mark.parametrize(
     ("out", "message"),
-    [("trace.json", "must end in .html"), ("nowhere/a.html", "is no directory"),
+    [("trace.json", "must end in .html"), ("nowhere/a.html", "in a folder that exists"),
      ("dir.html", "is a directory")],
 )  # fmt: skip
 def test_a_page_that_can_not_be_is_refused_before_anything_is_read(tmp_path, out, message):

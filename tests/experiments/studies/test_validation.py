@@ -418,7 +418,7 @@ def test_a_recorded_run_is_an_observation(tmp_path):
         (["calibrate", "--out", "p.json", "--device", "tpu"], "device must be auto, cpu or cuda"),
         (["calibrate", "--out", "p.json", "--from-trace", "."], "name it with --start"),
         (["calibrate", "--out", "p.json", "--link-gbps", "0"], "two positive numbers"),
-        (["calibrate", "--out", "no/p.json"], "must be in a folder that exists, but no does not"),
+        (["calibrate", "--out", "no/p.json"], "must be in a folder that exists, but no is none"),
         (["calibrate", "--out", "p.json", "--turns", "0"], "0 is not in the range x>=1"),
         (["validate", "--record", "."], "no record of a study"),
         (["validate", "--out", ".", "--force"], "--force replaces a record"),

@@ -284,6 +284,7 @@ def test_bad_input_ends_with_rule_value_and_remedy(tmp_path, runs):
     (tmp_path / "other.json").write_text('{"traceEvents": []}')
     (tmp_path / "half.json.gz").write_bytes(runs[1].read_bytes()[:50])
     (tmp_path / "text.json").write_text("not JSON")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
     (tmp_path / "empty").mkdir()
     Timeline().write(tmp_path / "none.json")
     Timeline((Span("moon", "orbit", 0, 1, 1),)).write(tmp_path / "moon.json")
@@ -294,6 +295,7 @@ def test_bad_input_ends_with_rule_value_and_remedy(tmp_path, runs):
         "other.json": ["can't be read", "no 'zenflow' entry"],
         "half.json.gz": ["can't be read", "Timeline.write"],
         "text.json": ["can't be read", "Timeline.write"],
+        "deep.json": ["can't be read", "Timeline.write"],
         "none.json": ["has none", "timeline_steps"],
         "moon.json": ["must share a lane", "has moon", "device, d2h, nvme"],
     }.items():
@@ -310,8 +312,8 @@ def test_bad_input_ends_with_rule_value_and_remedy(tmp_path, runs):
         (["--steps", "3"], ["FIRST:LAST", "'3'"]),
         (["--steps", "4:2"], ["4:2", "swap"]),
         (["--steps", "8:9"], ["has none of 8 to 9", "whole steps are 1 to 2"]),
-        (["--plot", "/no/such/folder/x.png"], ["/no/such/folder", "existing directory"]),
-        (["--plot", "x.painting"], ["x.painting", "name a .png"]),
+        (["--plot", "/no/such/folder/x.png"], ["/no/such/folder", "in a folder that exists"]),
+        (["--plot", "x.painting"], ["x.painting", "must end in .png, .svg"]),
     ],
 )
 def test_bad_flags_end_with_rule_value_and_remedy(runs, flags, words):

@@ -161,8 +161,11 @@ def test_a_name_comes_before_a_path(folder, monkeypatch):
         ("[]", r"must hold an object, got \[\]"),
         ("{}", r"lacks model_type, a family's name"),
         ('{"model_type": 7}', r"lacks model_type"),
-        ('{"model_type": "lama"}', r"config\.json: model_type 'lama' is unknown; did you mean"),
-        ('{"model_type": "gpt2"}', r"config\.json: the gpt2 config lacks n_embd"),
+        ('{"model_type": "lama"}', r"config\.json: model_type 'lama' is unknown; known are"),
+        (
+            '{"model_type": "gpt2"}',
+            r"config\.json: the gpt2 config breaks 5 rules:\n- lacks",
+        ),
     ],
 )
 def test_a_file_that_is_no_models_config_is_refused(text, message, folder):

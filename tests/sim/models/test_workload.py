@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from sim.models.families import dropouts_of, num_params
+from sim.models.families import num_params
+from sim.models.fields import dropouts_of
 from sim.models.table import find_model
 from sim.models.workload import Workload
 from zenflow.errors import ConfigError

@@ -38,7 +38,10 @@ class Writer:
         return path
 
 
-def write_trace(path, *, steps=3, copied=0, shapes=True, device=0):
+def write_trace(
+    path, *, steps=3, copied=0, shapes=True, device=0, optimizer="AdamW", batches=((4, 128),),
+    evaluates=(),
+):  # fmt: skip
     """Write steps that each take 20 ms of one GPU.
 
     - 0 to 1 ms: rest, the device idle.
@@ -46,15 +49,20 @@ def write_trace(path, *, steps=3, copied=0, shapes=True, device=0):
       0.25 of attention, 0.25 of other kernels), then a backward of 5 ms that the device bounds
       (4 of products, 1 of others; the host has launched it after 1 ms and waits).
     - 15 to 19 ms: the optimizer's step, on the device for 3 ms.
-    - 19 to 20 ms: rest.
+    - 19 to 20 ms: rest, with a forward without gradients in the steps that evaluate.
+
+    Micro-batches have the sizes of ``batches`` in turn.
     """
     writer = Writer()
     for index in range(steps):
         begin = 1_000_000 + index * STEP
         writer.host(f"ProfilerStep#{index + 3}", begin, STEP, category="user_annotation")
         for micro_batch in range(2):
-            _micro_batch(writer, begin + 1_000 + micro_batch * 7_000, shapes=shapes, device=device)
-        writer.host("Optimizer.step#AdamW.step", begin + 15_000, 4_000,
+            batch = batches[(2 * index + micro_batch) % len(batches)] if shapes else None
+            _micro_batch(writer, begin + 1_000 + micro_batch * 7_000, batch=batch, device=device)
+        if index in evaluates:
+            writer.host("aten::embedding", begin + 19_300, 100)
+        writer.host(f"Optimizer.step#{optimizer}.step", begin + 15_000, 4_000,
                     category="user_annotation")  # fmt: skip
         writer.kernel("multi_tensor_apply", begin + 15_500, begin + 15_500, 3_000, device=device)
         writer.kernel("Memcpy DtoH (Device -> Pinned)", begin + 19_100, begin + 19_200, 10,
@@ -62,8 +70,8 @@ def write_trace(path, *, steps=3, copied=0, shapes=True, device=0):
     return writer.write(path)
 
 
-def _micro_batch(writer, begin, *, shapes, device):
-    dims = {"Input Dims": [[1000, 64], [4, 128]]} if shapes else {}
+def _micro_batch(writer, begin, *, batch, device):
+    dims = {"Input Dims": [[1000, 64], [*batch]]} if batch else {}
     writer.host("aten::embedding", begin, 100, **{"Sequence number": 1}, **dims)
     writer.kernel("indexSelectLargeIndex", begin, begin + 100, 250, device=device)
     writer.host("aten::linear", begin + 500, 100, **{"Sequence number": 2})
@@ -77,6 +85,6 @@ def _micro_batch(writer, begin, *, shapes, device):
                   stream=9, device=device)  # fmt: skip
     writer.kernel("vectorized_elementwise_kernel", middle + 300, middle + 4_000, 1_000, tid=2,
                   device=device)  # fmt: skip
-    about = {"Input Dims": [[100, 64]], "Input type": ["c10::BFloat16"]} if shapes else {}
+    about = {"Input Dims": [[100, 64]], "Input type": ["c10::BFloat16"]} if batch else {}
     writer.host("torch::autograd::AccumulateGrad", middle + 900, 10, tid=2, **about)
     writer.host("cudaStreamSynchronize", middle + 1_000, 4_000, category="cuda_runtime", tid=2)

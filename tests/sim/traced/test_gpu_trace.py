@@ -178,6 +178,15 @@ def _without(what):
     return change
 
 
+def _with(**odd):
+    def change(path):
+        found = json.loads(path.read_text())
+        found["traceEvents"][0] |= odd
+        path.write_text(json.dumps(found))
+
+    return change
+
+
 def _second_device(path):
     found = json.loads(path.read_text())
     next(e for e in found["traceEvents"] if e["cat"] == "kernel")["args"]["device"] = 1
@@ -197,6 +206,10 @@ def _second_device(path):
         (lambda path: path.write_text("{}"), "no traceEvents"),
         (lambda path: path.write_text('{"traceEvents": []}'), "no event of torch.profiler"),
         (lambda path: path.unlink(), "can't be read"),
+        (lambda path: path.write_text("[" * 100_000), "no whole JSON"),
+        (_with(ts="soon"), "does not write"),
+        (_with(name=3), "name must be text"),
+        (_with(args=[1]), "args an object"),
     ],
 )
 def test_what_is_no_trace_of_training_is_refused_with_a_remedy(change, message, tmp_path):
