@@ -241,7 +241,8 @@ def test_a_step_without_any_gradient_is_told_once(caplog):
             optimizer.step()
     assert [r.message for r in caplog.records if "has a gradient" in r.message] == [
         "no parameter of this optimizer has a gradient: was the model wrapped (PEFT), copied or "
-        "frozen after the optimizer was made?"
+        "frozen after the optimizer was made? Under FSDP2: did the last pass before step() reduce "
+        "gradients (set_requires_gradient_sync)?"
     ]
 
 
