@@ -115,7 +115,8 @@ def tune_command(context: click.Context, /, **flags: Any) -> None:
         raise ConfigError(f"{error}{remedy} {_planned(context, flags)}".strip()) from error
     if result.interrupted:
         sys.exit(128 + signal.SIGINT)
-    click.echo(_planned(context, flags))
+    if said := _planned(context, flags):
+        click.echo(said)
 
 
 tune_command.params.extend({**_TRAIN, **_SIMULATE}.values())
