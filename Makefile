@@ -132,6 +132,7 @@ unit: $(READY_DEV)
 # Pictures and pages first, then the site; a link that leads nowhere is an error.
 docs: $(READY_DEV)
 	$(PY) -m experiments.pages.window_picture
+	$(PY) -m experiments.pages.evidence
 	$(PY) -m experiments.pages.results
 	$(PY) -m experiments.pages.late_updates
 	$(PY) -m experiments.pages.trainers

@@ -142,6 +142,9 @@ LINES = {
         "zenflow sweep --model llama-2-7b --checkpointing --vary gpu=rtx5090,l40s,a100-80-pcie "
         "--vary batch=1,2,4 --vary dram=20:400:1 --find price_usd --rate 1500 "
         "--price rtx5090=2500 --price l40s=7500 --price a100-80-pcie=9000": AS_IT_STANDS,
+        "zenflow sweep --model llama-3.1-8b --host-ram 128 --vary gpu=rtx3090,rtx5090 --find "
+        "price_usd --rate 500 --price rtx3090=800 --price rtx5090=2400":
+            Elsewhere("tests/experiments/sweeps/test_search.py"),
     },
     "docs/guides/tune.md": {
         "zenflow train --auto --data my_texts/ --steps 2000 --largest-staleness 8 "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from experiments.output.target import PICTURES, check_file, check_folder
-from experiments.sweeps.axes.words import recomputation
+from experiments.sweeps.axes import words
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -68,7 +68,6 @@ KNOWN_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 KNOWN_FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
 """Paths of commands; those that are known have to exist."""
 
-_COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _GIGA = 1e9
 
 
@@ -97,7 +96,7 @@ class RecomputedLayers(FlagType):
         if isinstance(value, float | bool):
             return value
         try:
-            return recomputation(str(value))
+            return words.recomputation(str(value))
         except ConfigError as error:
             self.fail(str(error), param, ctx)
 
@@ -185,12 +184,14 @@ class Memory(FlagType):
             size = math.nan
         if not (math.isfinite(size) and size >= self._least):
             what = "a positive number of GiB" if self._least else "0 or more GiB"
-            self.fail(f"must be {what}, got {value!r}: write 64, say", param, ctx)
+            found = re.match(r"\s*\d+(?:\.\d+)?", str(value))
+            write = found[0].strip() if found and float(found[0]) >= self._least else "64"
+            self.fail(f"must be {what}, without a unit, got {value!r}: write {write}", param, ctx)
         return size * (1 << 30)
 
 
 class Count(FlagType):
-    """A number of things, as in 300M or 2e9."""
+    """A number of things, as in 300M, 1.5B or 1,500,000,000."""
 
     name = "N"
 
@@ -198,14 +199,20 @@ class Count(FlagType):
         """Return the number."""
         if isinstance(value, float):
             return value
-        found = re.fullmatch(r"([\d._,]*\d(?:e[+]?\d+)?)([kmbt]?)", str(value).strip().lower())
-        number = math.nan
-        if found is not None:
-            try:
-                number = float(re.sub("[_,]", "", found[1])) * _COUNTS[found[2]]
-            except ValueError:
-                number = math.nan
-        if not (math.isfinite(number) and number >= 1):
-            self.fail(f"must be a number of at least 1, as in 300M or 2e9, got {value!r}",
-                      param, ctx)  # fmt: skip
-        return number
+        try:
+            return words.amount(str(value))
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Positive(FlagType):
+    """A positive number, neither infinite nor NaN."""
+
+    name = "FLOAT"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """Return the number."""
+        try:
+            return words.number(str(value))
+        except ConfigError:
+            self.fail(f"must be a positive number, as in 2.5, got {value!r}", param, ctx)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.sweeps.axes.kinds import SYSTEM_OPTIONS, Axis, AxisKind
 from experiments.sweeps.axes.words import Value
-from experiments.sweeps.requests import Request, hardware_of, workload_of
+from experiments.sweeps.requests import Request, hardware_of, notes_on_positions, workload_of
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -242,8 +242,9 @@ def notes_of(sweep: Sweep) -> list[str]:
         named: dict[str, Any] = {
             axis.kind.target: value for axis, value in zip(axes, values, strict=True)
         }
+        request = replace(sweep.request, **named)
         try:
-            notes |= dict.fromkeys(hardware_of(replace(sweep.request, **named))[1])
+            notes |= dict.fromkeys([*hardware_of(request)[1], *notes_on_positions(request)])
         except ConfigError:
             continue  # such points are rows that say so
     return list(notes)

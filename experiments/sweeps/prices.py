@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COLUMN = "price_usd"
+_COLUMNS = {"device_name": "num_devices", "host_name": "num_hosts", "link_name": "num_devices"}
+"""Columns of a table's parts, and of how many there are."""
 
 
 def parse_prices(texts: Sequence[str]) -> dict[str, float]:
@@ -49,15 +51,24 @@ def _part(name: str) -> str:
     )
 
 
+def unpriced(frame: pd.DataFrame, prices: Mapping[str, float]) -> list[str]:
+    """Return the parts of a table that have no price, though another one of their kind has."""
+    found: dict[str, None] = {}
+    for column in _COLUMNS:
+        names = [name for name in frame[column].unique() if name]
+        if any(name in prices for name in names):
+            found |= dict.fromkeys(name for name in names if name not in prices)
+    return list(found)
+
+
 def add_prices(frame: pd.DataFrame, prices: Mapping[str, float]) -> pd.DataFrame:
     """Return the table with a column `COLUMN`: of the parts that have a price.
 
     A row has none where a device, host or link has no price though another one of its kind has.
     """
     total = frame["num_devices"] * 0.0
-    for column, count in (("device_name", frame["num_devices"]), ("host_name", frame["num_hosts"]),
-                          ("link_name", frame["num_devices"])):  # fmt: skip
+    for column, count in _COLUMNS.items():
         own = frame[column].map(prices)
         if own.notna().any():
-            total = total + own * count
+            total = total + own * frame[count]
     return frame.assign(**{COLUMN: total.where(total > 0)})

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.training.settings.training import DTYPES, MODEL_SIZES
+from sim.models.workload import MOST_MICRO_BATCHES
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
+    from sim.hardware.components import Device
     from sim.hardware.profile import HardwareProfile
     from sim.models.recomputation import Recomputation
     from sim.models.workload import Workload
@@ -151,19 +153,43 @@ def _usual_machine(gpu: str, request: Request) -> tuple[HardwareProfile, list[st
             nvme=None if request.nvme in (None, "none") else request.nvme,
         )  # fmt: skip
         return made, []
-    usual = [machine for machine in _table() if machine.device.name == device.name]
-    enough = [machine for machine in usual if machine.num_devices >= count]
-    if not enough:
-        raise ConfigError(
-            f"no machine of the table holds {count} {device.name}: give --host, --link"
-            f"{' and --fabric' if count > 1 else ''}"
-        )
-    chosen = min(enough, key=lambda machine: machine.num_devices)
+    chosen = _lender(device, count)
     lent = [name for name, own in (("host", host), ("link", link)) if own is None]
     lent += [*(["fabric"] if count > 1 and request.fabric is None else [])]
     lent += ["drives"] if request.nvme is None and chosen.nvme is not None else []
     note = f"assumed as in {chosen.name}: {', '.join(lent)}"
-    return replace(chosen, num_devices=count), [note]
+    if chosen.device.name == device.name:
+        return replace(chosen, num_devices=count), [note]
+    # Cards of one name with another socket: the link is of their generation, the fabric is not.
+    made = assemble(
+        device, chosen.host, chosen.link, count, nvme=chosen.nvme,
+        fabric=None if count == 1 else _fabric_of(chosen),
+    )  # fmt: skip
+    return made, [f"{note}; no machine of the table has {device.name}"]
+
+
+def _lender(device: Device, count: int) -> HardwareProfile:
+    """Return the smallest machine of the table with a device, or one of its family, and so many.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    enough = [machine for machine in _table() if machine.num_devices >= count]
+    own = [machine for machine in enough if machine.device.name == device.name]
+    family = device.name.split("-")[0]
+    kin = [machine for machine in enough if machine.device.name.split("-")[0] == family]
+    if own or kin:
+        return min(own or kin, key=lambda machine: machine.num_devices)
+    fabric = " --fabric pcie4" if count > 1 else ""
+    raise ConfigError(
+        f"no machine of the table holds {count} {device.name}: give its parts, such as "
+        f"--host 2x-epyc-9654 --link pcie4-x16{fabric}"
+    )
+
+
+def _fabric_of(machine: HardwareProfile) -> str:
+    """Return the fabric between cards that have nothing but a machine's link: PCIe's."""
+    return machine.link.name.split("-")[0]
 
 
 @functools.cache
@@ -222,10 +248,10 @@ def as_traced(request: Request, given: Collection[str]) -> Request:
 
 def notes_on(workload: Workload, hardware: HardwareProfile) -> list[str]:
     """Return what a prediction takes from a trace, and what it does not take from the model."""
-    return [*_notes_on_model(workload), *_notes_on_trace(workload, hardware)]
+    return [*_notes_on_weights(workload), *_notes_on_trace(workload, hardware)]
 
 
-def _notes_on_model(workload: Workload) -> list[str]:
+def _notes_on_weights(workload: Workload) -> list[str]:
     if workload.stored_as is None:
         return []
     return [
@@ -277,16 +303,29 @@ def _notes_on_step(step: TracedStep, workload: Workload, share: float | None) ->
         )
 
 
+def notes_on_positions(request: Request) -> list[str]:
+    """Return in a sentence where sequences are longer than the model was made for.
+
+    Raises:
+        ConfigError: Its learned positions are fewer.
+    """
+    from sim.models.positions import check_sequence
+
+    return check_sequence(*_model(request.model), request.sequence)
+
+
 def workload_of(request: Request, hardware: HardwareProfile) -> Workload:
     """Return the workload.
 
     Raises:
-        ConfigError: The model is unknown or lacks a field, a number breaks its rule, or the trace
-            is of something else.
+        ConfigError: The model is unknown or lacks a field, a number breaks its rule, sequences
+            are longer than its learned positions, or the trace is of something else.
     """
     from sim.models.workload import Workload
 
     name, config = _model(request.model)
+    notes_on_positions(request)
+    _check_size(request)
     peaks = hardware.device.flops
     usable = next(
         (name for name in ("bfloat16", "float16", "float32") if name in peaks), DTYPES[0]
@@ -315,8 +354,36 @@ def workload_of(request: Request, hardware: HardwareProfile) -> Workload:
     return workload
 
 
+_MOST = {"batch_size": 65_536, "sequence": 16_777_216, "grad_accum": MOST_MICRO_BATCHES}
+_MOST_LAYERS = 1_000
+"""Values beyond which nobody trains, and a prediction would take minutes."""
+
+
+def _check_size(request: Request) -> None:
+    """Refuse a step that is larger than any.
+
+    Raises:
+        ConfigError: A value is beyond `_MOST`.
+    """
+    for name, most in _MOST.items():
+        value = getattr(request, name)
+        if value > most:
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} must be at most {most:,}, got {value:,}: lower it")
+
+
 def _model(name: str) -> tuple[str, dict[str, Any]]:
     from sim.models.table import find_model
 
     size = MODEL_SIZES.get(name)
-    return find_model(name) if size is None else (name, size.config())
+    if size is not None:
+        return name, size.config()
+    found, config = find_model(name)
+    for field in ("num_hidden_layers", "n_layer"):
+        layers = config.get(field)
+        if isinstance(layers, int) and layers > _MOST_LAYERS:
+            raise ConfigError(
+                f"{found}: {field} must be at most {_MOST_LAYERS:,}, got {layers:,}: check its "
+                "config.json"
+            )
+    return found, config

@@ -1,10 +1,12 @@
 """Search: the cheapest point of a grid that is fast enough, without the whole grid.
 
+- How fast a point is, `zenflow plan` says: by the setting that it would recommend there.
 - Cost is a price or the value of an axis, so it is known of every point before any is predicted.
 - A device that computes faster, a faster link, faster memory or more cores make no step much
   longer. So of points that differ in these alone the largest values are looked at first, and an
   axis of them is bisected. Where flows share memory, one that begins earlier may delay another:
-  by less than `ANOMALY` in what was simulated. No cheaper point is faster than wanted by more.
+  by up to 2.5 % in what was simulated. On a faster machine a plan may also recommend a
+  slower setting that is nearer to AdamW. A cheaper point that is fast enough may be missed so.
 - A step is never shorter than the work of its busiest lane. Points that are too slow by that are
   left out unseen.
 """
@@ -12,48 +14,62 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from experiments.sweeps.axes.kinds import Axis
-from experiments.sweeps.columns import INVALID, OK, Row
+from experiments.sweeps.columns import Row
 from experiments.sweeps.grid import Sweep
-from experiments.sweeps.points import rows_of
-from experiments.sweeps.prices import COLUMN, add_prices
+from experiments.sweeps.planned import PlannedPoint, PlannedPoints
+from experiments.sweeps.prices import COLUMN, add_prices, unpriced
 from experiments.sweeps.rates import rate_axes
-from sim.memory.engine import engine_memory
-from sim.planning.estimates import estimated_seconds
-from sim.timing.costs import costs_of
+from sim.planning.options import Option
 from zenflow.config import unknown_name
 from zenflow.errors import ConfigError
 
 _PARTS = ("gpu", "machine", "host", "link", "num_gpus", "num_hosts")
 """Axes that decide which parts a machine has, and so its price."""
-ANOMALY = 0.05
-"""Share by which a faster link, memory or device may make a step longer. The most that was seen
-is 0.025."""
 _ROUNDING = 1 + 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundPoint:
+    """A point with what to use there."""
+
+    point: int
+    """Index of the point."""
+    cost: float
+    """Its price in dollars, or its value of the axis."""
+    option: Option
+    """Setting with which it is fast enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cheapest:
     """The answer of a search."""
 
-    point: int | None
-    """Index of the cheapest point that is fast enough; None if none is."""
-    cost: float
-    """Its price in dollars, or its value of the axis; infinite if there is none."""
-    row: Row
-    """Its results; of the fastest point that was looked at where none is fast enough."""
+    found: FoundPoint | None
+    """Cheapest point whose recommended setting is fast enough; None if none is."""
+    riskier: FoundPoint | None
+    """Point that is cheaper still, and fast enough with a setting that may not fit; None if none
+    was seen."""
+    fastest: Option | None
+    """Fastest recommended setting that was looked at."""
     looked_at: int
-    """Number of points that were predicted."""
+    """Number of points that were planned."""
 
 
 def cheapest(
-    sweep: Sweep, column: str, rate: float, prices: Mapping[str, float] | None = None
+    sweep: Sweep,
+    column: str,
+    rate: float,
+    prices: Mapping[str, float] | None = None,
+    *,
+    holds: Collection[str] = (),
+    say: Callable[[str], None] = lambda text: None,
 ) -> Cheapest:
     """Return the point of least cost whose tokens per second are at least so many.
 
@@ -62,13 +78,15 @@ def cheapest(
         column: What is to be least: an axis of numbers, or `COLUMN`.
         rate: Tokens per second over all devices.
         prices: Prices of parts, for `COLUMN`.
+        holds: What of a setting was given, as of `PlannedPoints`; all else is searched.
+        say: Takes what is done by now, in words.
 
     Raises:
         ConfigError: The column is none of these, prices are missing, or no point makes sense.
     """
     _check(sweep, column, prices or {})
     sweep.check()
-    search = _Search(sweep, rate)
+    search = _Search(sweep, rate, holds, say)
     ordered = next((axis for axis in rate_axes(sweep) if axis.name == column), None)
     corners = _corners(sweep)
     if ordered is not None:
@@ -120,7 +138,11 @@ def _values(sweep: Sweep, points: NDArray[np.int64], column: str) -> NDArray[np.
 def _prices(
     sweep: Sweep, points: NDArray[np.int64], prices: Mapping[str, float]
 ) -> NDArray[np.float64]:
-    """Return each point's price; NaN where it has none or the machine makes no sense."""
+    """Return each point's price; NaN where the machine makes no sense.
+
+    Raises:
+        ConfigError: A part has no price, though another one of its kind has.
+    """
     import pandas as pd
 
     known: dict[tuple[object, ...], int] = {}
@@ -133,7 +155,14 @@ def _prices(
             known[key] = len(machines)
             machines.append(_parts(sweep, point))
         which.append(known[key])
-    priced = add_prices(pd.DataFrame(machines), prices)[COLUMN]
+    frame = pd.DataFrame(machines)
+    if missing := unpriced(frame, prices):
+        flags = " ".join(f"--price {name}=USD" for name in missing)
+        raise ConfigError(
+            f"--find {COLUMN} needs a price of every part that is compared, and there is none of "
+            f"{', '.join(missing)}: give {flags}, or leave them out"
+        )
+    priced = add_prices(frame, prices)[COLUMN]
     return np.asarray(priced, dtype=np.float64)[which]
 
 
@@ -155,25 +184,40 @@ def _parts(sweep: Sweep, point: int) -> Row:
 class _Search:
     """What has been looked at, and the cheapest of what is fast enough."""
 
-    def __init__(self, sweep: Sweep, rate: float) -> None:
+    def __init__(
+        self, sweep: Sweep, rate: float, holds: Collection[str], say: Callable[[str], None]
+    ) -> None:
         self.sweep = sweep
         self._rate = rate
-        self._rows: dict[int, Row] = {}
-        self._best: int | None = None
-        self.cost = math.inf
+        self._say = say
+        self._plans = PlannedPoints(sweep, holds)
+        self._known: dict[int, PlannedPoint | None] = {}
+        self._found: FoundPoint | None = None
+        self._riskier: FoundPoint | None = None
+
+    @property
+    def cost(self) -> float:
+        """Cost of the cheapest point so far; infinite if there is none."""
+        return math.inf if self._found is None else self._found.cost
 
     def is_enough(self, corner: int, cost: float) -> bool:
         """Whether a point, or one that its rates stand for, is fast enough; it is kept if so."""
         for point in self._meant(corner):
-            if self._row(point).get("tokens_per_second", 0.0) >= self._rate:
-                self._best, self.cost = point, cost
+            planned = self._planned(point)
+            if planned is None:
+                continue
+            if planned.option is not None and planned.option.tokens_per_second >= self._rate:
+                self._found = FoundPoint(point=point, cost=cost, option=planned.option)
                 return True
+            enough = [one for one in planned.riskier if one.tokens_per_second >= self._rate]
+            if enough and (self._riskier is None or cost < self._riskier.cost):
+                self._riskier = FoundPoint(point=point, cost=cost, option=enough[0])
         return False
 
     def _meant(self, corner: int) -> Iterator[int]:
         """Yield a corner; where it makes no sense the points of the grid that do instead."""
         yield corner
-        if self._row(corner)["status"] == INVALID:
+        if self._planned(corner) is None:
             yield from self._others(corner)
 
     def _others(self, corner: int) -> Iterator[int]:
@@ -188,42 +232,42 @@ class _Search:
         grid = np.meshgrid(*places, indexing="ij")
         yield from np.ravel_multi_index([part.ravel() for part in grid], shape).tolist()
 
-    def _row(self, point: int) -> Row:
-        if point not in self._rows:
-            self._rows |= dict(rows_of(self.sweep, [point]))
-        return self._rows[point]
+    def _planned(self, point: int) -> PlannedPoint | None:
+        """Return what to use at a point; None if its values don't go together."""
+        if point not in self._known:
+            try:
+                self._known[point] = self._plans.plan(point)
+            except ConfigError:
+                self._known[point] = None
+            self._say(f"{len(self._known)} points planned")
+        return self._known[point]
 
     def promising(self, points: NDArray[np.int64]) -> list[int]:
         """Return the points that may be fast enough, those that promise most first."""
-        bounds = {point: self._bound(point) for point in points.tolist()}
+        bounds = {}
+        for number, point in enumerate(points.tolist()):
+            self._say(f"{len(self._known)} points planned, {number} of {len(points)} bounded")
+            bounds[point] = self._bound(point)
         enough = [point for point, bound in bounds.items() if bound >= self._rate]
         return sorted(enough, key=lambda point: -bounds[point])
 
     def _bound(self, point: int) -> float:
         """Return tokens per second that a point can't exceed."""
         try:
-            case = self.sweep.case(point)
-            costs = costs_of(case.workload, case.hardware)
+            return self._plans.most_tokens_per_second(point) * _ROUNDING
         except ConfigError:
             return math.inf  # rates that make no sense: others may
-        tokens = case.workload.tokens_per_step * case.hardware.total_devices
-        strategy = case.strategy
-        if strategy.config is None:
-            return tokens / costs.compute_seconds
-        shapes = [parameter.shape for parameter in case.workload.parameters]
-        whole = engine_memory(shapes, strategy.config, case.workload.dtype_bytes)
-        own = whole.on(case.hardware).divided(strategy.division(case.hardware))
-        return tokens / estimated_seconds(costs, strategy, own) * _ROUNDING
 
     def answer(self) -> Cheapest:
         """Return what was found."""
-        point = self._best
-        if point is None:
-            found = [row for row in self._rows.values() if row["status"] == OK]
-            row = max(found, key=lambda own: own["tokens_per_second"], default={})
-        else:
-            row = self._rows[point]
-        return Cheapest(point=point, cost=self.cost, row=row, looked_at=len(self._rows))
+        options = [one.option for one in self._known.values() if one and one.option]
+        riskier = self._riskier
+        return Cheapest(
+            found=self._found,
+            riskier=riskier if riskier is not None and riskier.cost < self.cost else None,
+            fastest=max(options, key=lambda own: own.tokens_per_second, default=None),
+            looked_at=len(self._known),
+        )
 
 
 def _bisect(search: _Search, axis: Axis, values: Sequence[float], corner: int) -> None:

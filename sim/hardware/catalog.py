@@ -165,8 +165,9 @@ def find_machine(
     used = held if num_devices is None else num_devices
     if not 1 <= used <= held:
         raise ConfigError(
-            f"{name} holds {held} devices, so num_devices must be in 1..{held}, got {used}: "
-            "assemble() makes machines that are not in the table"
+            f"{name} holds {held} devices, so num_devices must be in 1..{held}, got {used}: take "
+            f"several hosts of it (--num-hosts {-(-max(1, used) // held)}), or name the parts of "
+            f"another machine (--gpu {entry['device']} --host, --link and --fabric)"
         )
     memory = entry.get("host_memory")
     profile = assemble(

@@ -15,6 +15,8 @@ from statistics import NormalDist
 SPREAD = 0.21
 """Standard deviation of the factor's logarithm, from the published cases (`zenflow study
 published`)."""
+LIKELY = 0.9
+"""Least chance to fit at which a setting is recommended."""
 _LEAST, _MOST, _STEPS = 0.02, 1.0, 99
 _FLOOR = 1e-12
 """Least likelihood of a case, however far off it is."""
@@ -23,6 +25,11 @@ _FLOOR = 1e-12
 def chance_to_fit(need: float, room: float, spread: float = SPREAD) -> float:
     """Return how likely so many predicted bytes fit into so many, in (0, 1)."""
     return NormalDist(sigma=spread).cdf(math.log(room / need))
+
+
+def likely_need(room: float, chance: float = LIKELY, spread: float = SPREAD) -> float:
+    """Return the most predicted bytes that fit into so many with a chance in (0, 1)."""
+    return room * math.exp(-NormalDist(sigma=spread).inv_cdf(chance))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

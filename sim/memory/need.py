@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from sim.hardware.profile import HardwareProfile
-from sim.memory.chance import chance_to_fit
+from sim.memory.chance import chance_to_fit, likely_need
 from sim.memory.engine import engine_memory
 from sim.memory.engine_parts import engine_device_parts, engine_host_parts
 from sim.memory.parts import PLACES, Part, SystemCase, fullest, gib
@@ -133,7 +133,7 @@ class MemoryNeed:
         return self.bytes_at("nvme")
 
     def short_of(
-        self, hardware: HardwareProfile, reserve: float = 0.0
+        self, hardware: HardwareProfile, reserve: float = 0.0, chance: float = 0.0
     ) -> dict[Place, tuple[float, float]]:
         """Return need and room, bytes, of each place of a machine that is too small.
 
@@ -142,13 +142,16 @@ class MemoryNeed:
         Args:
             hardware: The machine.
             reserve: Bytes that have to stay free on the device and on the host.
+            chance: Least chance to fit a device; 0 asks for the predicted bytes alone.
         """
+        memory = hardware.device.memory.value
+        room = min(memory - reserve, likely_need(memory, chance)) if chance else memory - reserve
         drives = hardware.nvme.capacity.value if hardware.nvme else 0.0
         device, host = self.device_bytes, self.host_bytes
         if hardware.device.is_cpu:
             device, host = 0.0, host + hardware.num_devices * device
         needs: dict[Place, tuple[float, float]] = {
-            "device": (device, hardware.device.memory.value - reserve),
+            "device": (device, room),
             "host": (host, hardware.host.dram_bytes.value - reserve),
             "nvme": (self.nvme_bytes, drives),
         }

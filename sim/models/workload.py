@@ -26,6 +26,8 @@ from zenflow.config import raise_violations, unknown_name
 
 DTYPE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 ATTENTIONS = ("fused", "native", "eager")
+MOST_MICRO_BATCHES = 4_096
+"""Most micro-batches of a step that commands take: more take minutes to simulate."""
 LOSSES = ("tokens", "parts", "float32", "sum", "classes")
 
 

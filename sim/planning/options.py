@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sim.hardware.profile import HardwareProfile
+from sim.memory.chance import LIKELY
 from sim.memory.engine import engine_memory
 from sim.memory.need import MemoryNeed, Shortfall, memory_of
 from sim.memory.saved import checkpoint_bytes
@@ -34,18 +35,20 @@ class Option:
     shortfalls: tuple[Shortfall, ...]
     """Places that are too small; empty if it may fit."""
     is_tight: bool = False
-    """Whether it leaves less memory than the reserve somewhere."""
+    """Whether it leaves less memory than the reserve, or is not likely enough to fit."""
+    chance: float | None = None
+    """Chance to fit a device; None for a CPU, which has no memory of its own."""
     prediction: Prediction | None
     """Prediction of a step; None where it can't fit."""
 
     @property
     def fits(self) -> bool:
-        """Whether there is memory for it, and the reserve besides."""
+        """Whether it is likely to fit, and the reserve besides."""
         return not self.shortfalls and not self.is_tight
 
     @property
     def may_fit(self) -> bool:
-        """Whether there is memory for it, though less than the reserve is left."""
+        """Whether there is memory by prediction, but too little to be sure of it."""
         return not self.shortfalls and self.is_tight
 
     @property
@@ -103,6 +106,7 @@ class Option:
             "rule": self.rule,
             "fits": self.fits,
             "may_fit": self.may_fit,
+            "chance_to_fit": self.chance,
             "tokens_per_second": self.tokens_per_second,
             "prediction": self.prediction.to_dict() if self.prediction else None,
             "memory": self.need.to_dict(),
@@ -125,24 +129,33 @@ class Planner:
     Attributes:
         hardware: The machine.
         reserve: Bytes that have to stay free on the device and on the host.
+        chance: Least chance to fit the device.
     """
 
-    def __init__(self, hardware: HardwareProfile, *, reserve: float = 0.0) -> None:
+    def __init__(
+        self, hardware: HardwareProfile, *, reserve: float = 0.0, chance: float = LIKELY
+    ) -> None:
         """Start with no predictions."""
         self.hardware = hardware
         self.reserve = reserve
+        self.chance = chance
         self._costs: dict[tuple[Any, ...], StepCosts] = {}
         self._known: dict[tuple[Any, ...], Prediction] = {}
 
-    def fitted(self, workload: Workload, strategy: Strategy) -> Option:
+    def fitted(self, workload: Workload, strategy: Strategy, *, recomputes: bool = True) -> Option:
         """Return a strategy with no more changes than it takes to fit the device.
 
         Checkpointing first, then micro-batches of half the size: both compute the same step.
+
+        Args:
+            workload: Step as asked for.
+            strategy: Preset or other system.
+            recomputes: Whether checkpointing may be changed.
         """
         where = "host" if self.hardware.device.is_cpu else "device"
-        for smaller, changes in variants(workload):
+        for smaller, changes in variants(workload, recomputes=recomputes):
             short = memory_of(smaller, strategy, self.hardware).short_of(
-                self.hardware, self.reserve
+                self.hardware, self.reserve, self.chance
             )
             if where not in short:
                 return replace(self.option(smaller, strategy), changes=changes)
@@ -165,7 +178,8 @@ class Planner:
             strategy=need.strategy,
             need=need,
             shortfalls=shortfalls,
-            is_tight=bool(need.short_of(machine, self.reserve)),
+            is_tight=bool(need.short_of(machine, self.reserve, self.chance)),
+            chance=need.chance(machine),
             prediction=None if shortfalls else self.predict(need),
         )
 
@@ -203,11 +217,18 @@ def _key(workload: Workload) -> tuple[Any, ...]:
     return (*size, work.name, work.num_params, work.dtype)
 
 
-def variants(workload: Workload) -> list[tuple[Workload, tuple[str, ...]]]:
-    """Return the workload, then the same step in less and less device memory, each in words."""
+def variants(
+    workload: Workload, *, recomputes: bool = True
+) -> list[tuple[Workload, tuple[str, ...]]]:
+    """Return the workload, then the same step in less and less device memory, each in words.
+
+    Args:
+        workload: Step as asked for.
+        recomputes: Whether checkpointing may be changed.
+    """
     changes: tuple[str, ...] = ()
     found = [(workload, changes)]
-    if not workload.recomputes_all:
+    if recomputes and not workload.recomputes_all:
         workload, changes = replace(workload, checkpointing=True), ("checkpointing",)
         found.append((workload, changes))
     while workload.batch_size % 2 == 0:

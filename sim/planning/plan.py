@@ -14,17 +14,19 @@ from sim.fitting.left_out import left_out_of
 from sim.fitting.uncertainty import Interval, interval_of
 from sim.hardware.profile import HardwareProfile
 from sim.memory.need import memory_of
+from sim.models.recomputation import Recomputation
 from sim.models.table import find_model, model_names
 from sim.models.workload import Workload
+from sim.planning.choice import Choice, Chooser, is_too_large
 from sim.planning.improvements import Improvement, faster_parts, more_memory
-from sim.planning.options import Option, Planner, default_reserve
+from sim.planning.options import Option
 from sim.planning.rules import EXACT
-from sim.planning.search import Search, fewer_tokens
 from sim.simulate import STRATEGIES, SYSTEMS, Strategy
-from sim.timing.division import Division
 
 DRAWS = 100
 """Number of draws of the machine's uncertain figures for an interval."""
+_NAMED = ("recommended", "likeliest", "exact", "tight")
+"""Options of a plan that have a name of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,10 @@ class Plan:
     options: tuple[Option, ...]
     """Best option of each preset of the engine, then of each other system."""
     recommended: Option | None
-    """Option to use; None if no preset of the engine fits."""
+    """Option to use; None if no preset of the engine is likely to fit."""
+    likeliest: Option | None
+    """Option that is the likeliest to fit, where none is likely enough to be recommended; None if
+    one is, or if none may fit."""
     per_devices: tuple[Option, ...]
     """Best option for each number of devices that was compared, most devices first."""
     exact: Option | None
@@ -50,10 +55,10 @@ class Plan:
 
     None if the recommended option's rule is, or if none fits."""
     tight: Option | None
-    """Option that leaves less than the reserve, with more tokens to a step than the recommended
-    one; None if there is none."""
+    """Option that is less likely to fit than the recommended or likeliest one, and faster or with
+    more tokens to a step; None if there is none."""
     interval: Interval | None
-    """Interval of the recommended option's tokens per second; None if no draws were asked for."""
+    """Interval of the shown option's tokens per second; None if no draws were asked for."""
     improvements: tuple[Improvement, ...]
     """Changes of the machine that would help, those to make first at the front."""
     largest: str | None = None
@@ -66,9 +71,14 @@ class Plan:
         return is_too_large(self.workload, self.hardware, self.parallel)
 
     @property
+    def shown(self) -> Option | None:
+        """The recommended option, else the likeliest one; None if nothing may fit."""
+        return self.recommended or self.likeliest
+
+    @property
     def has_fewer_tokens(self) -> bool:
-        """Whether the recommended option has fewer tokens to a step than were asked for."""
-        chosen = self.recommended
+        """Whether the option that is shown has fewer tokens to a step than were asked for."""
+        chosen = self.shown
         if chosen is None:
             return False
         return chosen.need.workload.tokens_per_step < self.workload.tokens_per_step
@@ -79,7 +89,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
-        named = {name: getattr(self, name) for name in ("recommended", "exact", "tight")}
+        named = {name: getattr(self, name) for name in _NAMED}
         told = self.interval
         return {
             "model": self.workload.name,
@@ -110,7 +120,7 @@ def plan(
     hardware: HardwareProfile,
     *,
     strategies: Sequence[str] = STRATEGIES,
-    checkpointing: bool | None = None,
+    checkpointing: Recomputation | None = None,
     reserve: float | None = None,
     draws: int = DRAWS,
     parallel: str = "ddp",
@@ -124,8 +134,8 @@ def plan(
             is searched.
         hardware: The machine. Fewer of its devices are looked at too.
         strategies: Names of presets and of other systems to look at.
-        checkpointing: Whether backward recomputes activations; None tries both.
-        reserve: Bytes to leave free on each device and on the host; None is `default_reserve`.
+        checkpointing: What backward recomputes; None tries all and nothing.
+        reserve: Bytes to leave free on each device and on the host; None is the default.
         draws: Number of draws of uncertain figures for the interval; 0 makes none.
         parallel: How devices share the model, one of `sim.timing.division.PARALLELS`.
         reshards: Whether sharded weights are dropped behind forward.
@@ -140,137 +150,82 @@ def plan(
         else Strategy.of(name, parallel=parallel, reshards=reshards)
         for name in strategies
     ]
-    kept = default_reserve(hardware) if reserve is None else reserve
-    finder = _Finder(workload, hardware, asked, checkpointing, kept)
-    chosen, search, per_devices = finder.chosen()
+    presets = [strategy.name for strategy in asked if strategy.config is not None]
+    systems = [strategy for strategy in asked if strategy.config is None]
+    chooser = Chooser(
+        workload, hardware, names=presets, checkpointing=checkpointing, reserve=reserve,
+        parallel=parallel, reshards=reshards,
+    )  # fmt: skip
+    choice = chooser.choose()
+    beside = _Beside(chooser, choice)
     return Plan(
         workload=workload,
         hardware=hardware,
         parallel=parallel,
-        reserve=kept,
-        options=tuple(finder.rows(search)),
-        recommended=chosen,
-        per_devices=per_devices,
-        exact=_exact(search, chosen),
-        tight=finder.tight(chosen),
-        interval=_interval(chosen, search, draws) if chosen and search and draws else None,
-        improvements=tuple(finder.improvements(chosen, search)),
-        largest=finder.largest(),
+        reserve=chooser.reserve,
+        options=tuple(beside.rows(presets, systems, checkpointing)),
+        recommended=choice.recommended,
+        likeliest=choice.likeliest,
+        per_devices=choice.per_devices,
+        exact=_exact(choice),
+        tight=chooser.riskier(choice),
+        interval=_interval(choice, draws),
+        improvements=tuple(beside.improvements(presets, parallel)),
+        largest=beside.largest(),
     )
 
 
-class _Finder:
-    """Searches for one workload, on any number of the machine's devices and with fewer tokens.
+class _Beside:
+    """What stands in a plan beside the choice."""
 
-    It remembers each search.
-    """
+    def __init__(self, chooser: Chooser, choice: Choice) -> None:
+        """Take who chose, and what."""
+        self._chooser = chooser
+        self._choice = choice
 
-    def __init__(
+    def rows(
         self,
-        workload: Workload,
-        hardware: HardwareProfile,
-        strategies: Sequence[Strategy],
-        checkpointing: bool | None,
-        reserve: float,
-    ) -> None:
-        """Start with nothing searched; arguments are those of `plan`."""
-        self._workload = workload
-        self._hardware = hardware
-        ours = [strategy for strategy in strategies if strategy.config is not None]
-        self._presets = [strategy.name for strategy in ours]
-        self._systems = [strategy for strategy in strategies if strategy.config is None]
-        self._parallel = ours[0].parallel if ours else "ddp"
-        self._reshards = not ours or ours[0].reshards
-        self._checkpointing = checkpointing
-        self._searches: dict[tuple[int, int, int], Search] = {}
-        # Numbers of devices to look at: all, one host's, half of them, half of these, down to one.
-        machines = [hardware]
-        if hardware.num_hosts > 1:
-            machines.append(replace(hardware, num_hosts=1, network=None))
-        while (count := machines[-1].num_devices) > 1:
-            machines.append(replace(machines[-1], num_devices=count // 2))
-        self._planners = {
-            machine.total_devices: Planner(machine, reserve=reserve) for machine in machines
-        }
-        # Steps to look at, those with most tokens first; none where weights exceed the device.
-        is_hopeless = is_too_large(workload, hardware, self._parallel)
-        self._works = [] if is_hopeless else [workload, *fewer_tokens(workload)]
-
-    def _search(self, count: int, workload: Workload) -> Search:
-        """Return the search for a step's tokens on so many devices."""
-        key = (count, workload.batch_size * workload.accumulation, workload.sequence)
-        if key not in self._searches:
-            self._searches[key] = Search(
-                workload,
-                self._planners[count],
-                names=self._presets,
-                checkpointing=self._checkpointing,
-                parallel=self._parallel,
-                reshards=self._reshards,
-            )
-        return self._searches[key]
-
-    def chosen(self) -> tuple[Option | None, Search | None, tuple[Option, ...]]:
-        """Return the fastest option, its search, and the best one for each number of devices.
-
-        Two numbers are compared: the most devices that fit, and one. Fewer tokens to a step are
-        tried only where nothing fits with those asked for.
-        """
-        for workload in self._works:
-            found: list[tuple[Option, Search]] = []
-            for count in self._planners:
-                if found and count > 1:
-                    continue
-                search = self._search(count, workload)
-                best = search.best(names=self._presets)
-                found += [] if best is None else [(best, search)]
-            if found:
-                chosen, search = max(found, key=lambda pair: pair[0].tokens_per_second)
-                return chosen, search, tuple(option for option, _ in found)
-        return None, None, ()
-
-    def tight(self, chosen: Option | None) -> Option | None:
-        """Return an option that leaves less than the reserve; None if there is no use for one.
-
-        It has more tokens to a step than the chosen one, or any number if none is chosen.
-        """
-        least = chosen.need.workload.tokens_per_step if chosen else 0
-        for workload in self._works:
-            if workload.tokens_per_step <= least:
-                return None
-            for count in dict.fromkeys((self._hardware.total_devices, 1)):
-                best = self._search(count, workload).best(names=self._presets, reserve=0.0)
-                if best is not None:
-                    return best
-        return None
-
-    def rows(self, search: Search | None) -> Iterable[Option]:
-        """Yield the best option of each strategy, on as many devices as the recommended one."""
+        presets: Sequence[str],
+        systems: Sequence[Strategy],
+        checkpointing: Recomputation | None,
+    ) -> Iterable[Option]:
+        """Yield the best option of each strategy, on as many devices as the one that is shown."""
+        search = self._choice.search
         if search is None:
-            search = self._search(self._hardware.total_devices, self._workload)
-        for name in self._presets:
-            best = search.best(names=(name,)) or search.best(names=(name,), reserve=0.0)
+            count = self._chooser.hardware.total_devices
+            search = self._chooser.search(count, self._chooser.workload)
+        shown = self._choice.shown
+        for name in presets:
+            if shown is not None and shown.strategy.name == name:
+                yield shown
+                continue
+            best = search.best(names=(name,))
+            best = best or search.best(names=(name,), reserve=0.0, chance=0.0)
             yield best or search.option(search.nearest(name))
-        for system in self._systems:
-            option = search.planner.fitted(search.workload, system)
+        for system in systems:
+            option = search.planner.fitted(
+                search.workload, system, recomputes=checkpointing is None
+            )
             given = (f"{name}={value}" for name, value in system.options.items())
             yield replace(option, changes=(*given, *option.changes))
 
-    def improvements(self, chosen: Option | None, search: Search | None) -> Iterable[Improvement]:
+    def improvements(self, presets: Sequence[str], parallel: str) -> Iterable[Improvement]:
         """Yield changes of the machine that would help, those to make first at the front."""
+        chosen, search = self._choice.recommended, self._choice.search
         if chosen is not None and search is not None:
             yield from faster_parts(chosen, search)
             return
-        works = self._works or [self._workload]
+        chooser = self._chooser
+        works = chooser.works or [chooser.workload]
         # What one device needs, or where they share the model all of them.
-        count = self._hardware.total_devices if self._parallel == "fsdp" else 1
-        yield from more_memory([self._search(count, work) for work in works], self._presets)
+        count = chooser.hardware.total_devices if parallel == "fsdp" else 1
+        yield from more_memory([chooser.search(count, work) for work in works], presets)
 
     def largest(self) -> str | None:
         """Return the largest named model that one device trains; None if it trains this one."""
-        if self._works:
+        if self._chooser.works:
             return None
-        one, asked = self._planners[1], self._workload
+        one, asked = self._chooser.planners[1], self._chooser.workload
         works = [
             Workload.of_config(
                 *find_model(name), dtype=asked.dtype, sequence=asked.sequence, checkpointing=True
@@ -279,23 +234,20 @@ class _Finder:
         ]
         for work in sorted(works, key=lambda work: -work.num_params):
             need = memory_of(work, "zero_offload", one.hardware)
-            if not need.short_of(one.hardware, one.reserve):
+            if not need.short_of(one.hardware, one.reserve, one.chance):
                 return work.name
         return None
 
 
-def is_too_large(workload: Workload, hardware: HardwareProfile, parallel: str) -> bool:
-    """Whether a device's weights alone exceed it."""
-    parts = Division.of(parallel, hardware.total_devices).device
-    return workload.model_bytes / parts > hardware.device.memory.value
-
-
-def _interval(option: Option, search: Search, draws: int) -> Interval:
-    """Return an interval of an option's tokens per second over draws of the machine's figures.
+def _interval(choice: Choice, draws: int) -> Interval | None:
+    """Return an interval of the shown option's tokens per second; None if there is none.
 
     The simulated step is scaled as its estimate moves from draw to draw: simulating each draw
     takes a hundred times as long.
     """
+    option, search = choice.shown, choice.search
+    if option is None or search is None or not draws:
+        return None
     usual = search.estimate(option)
 
     def tokens_per_second(drawn: HardwareProfile) -> float:
@@ -306,8 +258,9 @@ def _interval(option: Option, search: Search, draws: int) -> Interval:
     return interval_of(machine, tokens_per_second, count=draws, left_out=term)
 
 
-def _exact(search: Search | None, chosen: Option | None) -> Option | None:
+def _exact(choice: Choice) -> Option | None:
     """Return `Plan.exact`."""
+    chosen, search = choice.recommended, choice.search
     if search is None or chosen is None or chosen.strategy.name in EXACT:
         return None
     return search.best(names=EXACT)

@@ -8,8 +8,8 @@ until none that is left promises more than the best of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from sim.hardware.profile import HardwareProfile
@@ -18,41 +18,17 @@ from sim.memory.need import MemoryNeed, memory_of
 from sim.models.recomputation import Recomputation
 from sim.models.workload import Workload
 from sim.planning.estimates import estimated_seconds
+from sim.planning.grid import PlannedSetting, changes_of, splits, strategies
 from sim.planning.options import Option, Planner
 from sim.planning.rules import BASELINES, WORTH, distance
 from sim.simulate import Strategy
 from sim.timing.costs import StepCosts, costs_of
-from zenflow.config import PRESETS, ZenFlowConfig
+from zenflow.config import PRESETS
 
 _AS_GOOD = 0.01
 """Share of a step by which a setting may be slower and still count as equally good."""
 _MOST = 8
 """Largest number of settings that are simulated for one answer."""
-KS = (0.1, 0.0, 0.01, 0.02, 0.05, 0.2, 0.3, 0.45, 0.6, 0.8)
-"""Values of k that are tried, the default first: it stays where nothing is faster."""
-INTERVALS = (4, 8, 16)
-"""Values of S that are tried, in steps."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PlannedSetting:
-    """One setting of the grid."""
-
-    workload: Workload
-    """Step, cut into this setting's micro-batches."""
-    strategy: Strategy
-    """Preset with this setting's knobs."""
-    changes: tuple[str, ...]
-    """Differences from the preset and from the workload that was asked for, in words."""
-    seconds: float
-    """Estimate of a step's seconds, which the simulated step is never below."""
-    distance: int
-    """Distance of the update rule from AdamW; see `sim.planning.rules.distance`."""
-
-    @property
-    def score(self) -> float:
-        """Seconds of a step, times `WORTH` for each unit of distance from AdamW."""
-        return self.seconds * WORTH**self.distance
 
 
 class Search:
@@ -64,9 +40,11 @@ class Search:
         planner: Planner,
         *,
         names: Collection[str] = PRESETS,
-        checkpointing: bool | None = None,
+        checkpointing: Recomputation | None = None,
         parallel: str = "ddp",
         reshards: bool = True,
+        releases: bool = True,
+        knobs: Mapping[str, Any] | None = None,
     ) -> None:
         """Put all settings in order.
 
@@ -74,37 +52,49 @@ class Search:
             workload: Model, and tokens of a step on each device.
             planner: Simulates settings on the machine, and remembers what it has simulated.
             names: Presets to look at.
-            checkpointing: Whether backward recomputes; None tries both.
+            checkpointing: What backward recomputes; None tries all and nothing.
             parallel: How devices share the model, one of `sim.timing.division.PARALLELS`.
             reshards: Whether sharded weights are dropped behind forward.
+            releases: Whether gradients may leave during backward; those of float16 never do.
+            knobs: Settings of the update rule that are held.
         """
         self.planner = planner
         self.workload = workload
         self._shapes = tuple(parameter.shape for parameter in workload.parameters)
         self._needs: dict[tuple[PlannedSetting, int, bool], MemoryNeed] = {}
-        recomputes = (False, True) if checkpointing is None else (checkpointing,)
-        strategies = [
+        recomputes: tuple[Recomputation, ...] = (False, True)
+        if checkpointing is not None:
+            recomputes = (checkpointing,)
+        releases = releases and workload.dtype != "float16"  # its loss scaler looks at all of them
+        tried = [
             (replace(strategy, parallel=parallel, reshards=reshards), changes)
-            for strategy, changes in _strategies(names, releases=workload.dtype != "float16")
+            for strategy, changes in strategies(names, knobs or {}, releases=releases)
         ]
         made = [
             PlannedSetting(
                 workload=work,
                 strategy=strategy,
-                changes=(*changes, *_changes_of(work, workload)),
+                changes=(*changes, *changes_of(work, workload)),
                 seconds=self._seconds(planner.costs(work), strategy),
                 distance=distance(strategy),
             )
-            for work in _splits(workload, recomputes)
-            for strategy, changes in strategies
+            for work in splits(workload, recomputes)
+            for strategy, changes in tried
         ]
         self._ordered = sorted(made, key=lambda item: item.score)
+
+    @property
+    def most_tokens_per_second(self) -> float:
+        """Tokens per second over all devices that no setting exceeds, selections aside."""
+        tokens = self.planner.hardware.total_devices * self.workload.tokens_per_step
+        return tokens / min(item.seconds for item in self._ordered)
 
     def best(
         self,
         *,
         names: Collection[str] = PRESETS,
         reserve: float | None = None,
+        chance: float | None = None,
         hardware: HardwareProfile | None = None,
     ) -> Option | None:
         """Return the best setting that fits; None if none does.
@@ -116,20 +106,24 @@ class Search:
         Args:
             names: Presets to choose from.
             reserve: Bytes to leave free; None takes the planner's.
+            chance: Least chance to fit the device; None takes the planner's.
             hardware: The same machine with other memory; None takes it as it is.
         """
-        first = [name for name in names if name not in BASELINES]
-        for group in (first, [name for name in names if name in BASELINES]):
-            found = self._best(group, reserve, hardware)
+        for group in _groups(names):
+            found = self._best(group, reserve, chance, hardware)
             if found is not None:
                 return self.option(found, reserve, hardware)
         return None
 
     def _best(
-        self, names: Collection[str], reserve: float | None, hardware: HardwareProfile | None
+        self,
+        names: Collection[str],
+        reserve: float | None,
+        chance: float | None,
+        hardware: HardwareProfile | None,
     ) -> PlannedSetting | None:
         scores: dict[PlannedSetting, float] = {}
-        for item in self.fitting(names, reserve, hardware):
+        for item in self.fitting(names, reserve, chance, hardware):
             best = min(scores.values(), default=math.inf)
             if len(scores) == _MOST or item.score >= best * (1 - _AS_GOOD):
                 break
@@ -163,6 +157,7 @@ class Search:
         self,
         names: Collection[str] = PRESETS,
         reserve: float | None = None,
+        chance: float | None = None,
         hardware: HardwareProfile | None = None,
     ) -> Iterator[PlannedSetting]:
         """Yield the settings that fit, those that promise most first; arguments are as in `best`.
@@ -173,6 +168,7 @@ class Search:
         """
         machine = hardware or self.planner.hardware
         kept = self.planner.reserve if reserve is None else reserve
+        likely = self.planner.chance if chance is None else chance
         most_k: dict[tuple[str, int, int, Recomputation], float] = {}
         least_k: dict[tuple[str, int], float] = {}
         for item in self._ordered:
@@ -186,13 +182,30 @@ class Search:
             host = (name, interval)
             if k >= most_k.get(device, 2.0) or k <= least_k.get(host, -1.0):
                 continue
-            short = self.need(item, kept, machine).short_of(machine, kept)
+            short = self.need(item, kept, machine).short_of(machine, kept, likely)
             if "device" in short:
                 most_k[device] = k
             if "host" in short and not machine.device.is_cpu:
                 least_k[host] = k
             if not short:
                 yield item
+
+    def likeliest(self, names: Collection[str], reserve: float | None = None) -> Option | None:
+        """Return the setting that is the likeliest to fit; None if none fits by prediction.
+
+        Of equally likely settings the most promising one is taken; arguments are as in `best`.
+        """
+        machine = self.planner.hardware
+
+        def chance(item: PlannedSetting) -> float:
+            return round(self.need(item, reserve).chance(machine) or 0.0, 2)
+
+        for group in _groups(names):
+            # Those that promise most come first, and `max` takes the first of equals.
+            found = max(self.fitting(group, reserve, 0.0), key=chance, default=None)
+            if found is not None:
+                return self.option(found, reserve)
+        return None
 
     def need(
         self,
@@ -246,71 +259,7 @@ class Search:
         return min(own, key=lambda item: (missing(item), len(item.changes)))
 
 
-def fewer_tokens(workload: Workload) -> Iterator[Workload]:
-    """Yield steps of fewer and fewer tokens: fewer sequences, then shorter ones."""
-    count = workload.batch_size * workload.accumulation
-    sizes = range(count - 1, 0, -1) if count <= 4 else _shares(count)
-    for size in sizes:
-        yield replace(workload, batch_size=size, accumulation=1)
-    length = workload.sequence // 2
-    while length >= 128:
-        yield replace(workload, batch_size=1, accumulation=1, sequence=length)
-        length //= 2
-
-
-def _shares(count: int) -> list[int]:
-    """Return 3/4 and 1/2 of a number, then of its half, and so on down to 1.
-
-    >>> _shares(8)
-    [6, 4, 3, 2, 1]
-    """
-    found: list[int] = []
-    while count > 1:
-        found += [3 * count // 4, count // 2]
-        count //= 2
-    return list(dict.fromkeys(size for size in found if size))
-
-
-def _splits(workload: Workload, recomputes: Collection[bool]) -> Iterator[Workload]:
-    """Yield the step's sequences in micro-batches of every size, the one asked for first."""
-    count = workload.batch_size * workload.accumulation
-    sizes = [size for size in range(count, 0, -1) if count % size == 0]
-    sizes.sort(key=lambda size: size != workload.batch_size)
-    for checkpointing in recomputes:
-        for size in sizes:
-            yield replace(
-                workload, batch_size=size, accumulation=count // size, checkpointing=checkpointing
-            )
-
-
-def _strategies(
-    names: Collection[str], *, releases: bool
-) -> Iterator[tuple[Strategy, tuple[str, ...]]]:
-    """Yield each preset, zenflow with every setting of the grid, and the changes in words.
-
-    Args:
-        names: Presets.
-        releases: Whether gradients may leave during backward. Those of float16 may not: its loss
-            scaler looks at all of them before the step.
-    """
-    default = ZenFlowConfig.preset("zenflow")
-    for name in names:
-        if name != "zenflow":
-            yield Strategy.of(name, releases=releases), ()
-            continue
-        for k in KS:
-            for interval in INTERVALS:
-                knobs: dict[str, Any] = {"topk_ratio": k, "update_interval": interval}
-                changed = {k: v for k, v in knobs.items() if v != getattr(default, k)}
-                text = tuple(f"{key}={value}" for key, value in changed.items())
-                yield Strategy.of(name, releases=releases, **changed), text
-
-
-def _changes_of(work: Workload, asked: Workload) -> tuple[str, ...]:
-    changes = []
-    if work.checkpointing != asked.checkpointing:
-        changes.append("checkpointing" if work.checkpointing else "no checkpointing")
-    if work.batch_size != asked.batch_size:
-        count, size = work.accumulation, work.batch_size
-        changes.append(f"{count} micro-batch{'es' if count > 1 else ''} of {size}")
-    return tuple(changes)
+def _groups(names: Collection[str]) -> tuple[list[str], list[str]]:
+    """Return the presets to recommend, then the baselines, which are taken where no other fits."""
+    others = [name for name in names if name not in BASELINES]
+    return others, [name for name in names if name in BASELINES]

@@ -22,6 +22,9 @@ from sim.models.kernels import KERNELS
 from sim.models.workload import ATTENTIONS, LOSSES
 from sim.timing.division import PARALLELS
 
+MOST_DRAWS = 10_000
+"""Most draws of a machine's uncertain figures: more move an interval by nothing."""
+
 simulation_flags = with_flags(
     click.option(
         "--model",

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from experiments.commands.command import Command, given
-from experiments.commands.flag_types import Count, Memory
+from experiments.commands.flag_types import (
+    Count,
+    Memory,
+    Positive,
+    RecomputationFlag,
+    RecomputedLayers,
+)
 from experiments.commands.prediction.machine_flags import (
+    MOST_DRAWS,
     compute_flags,
     master_flags,
     parallel_flags,
@@ -17,11 +25,13 @@ from experiments.commands.prediction.machine_flags import (
     system_options,
 )
 from experiments.output.files import strict
+from experiments.output.patience import Patience
 from experiments.sweeps.requests import (
     Request,
     as_traced,
     hardware_of,
     notes_on,
+    notes_on_positions,
     workload_of,
 )
 from zenflow.errors import ConfigError
@@ -37,8 +47,10 @@ _FILE_WIDTH = 120
 @parallel_flags
 @compute_flags
 @click.option(
-    "--checkpointing/--no-checkpointing", default=None,
-    help="Whether backward recomputes activations; with neither, what is faster.",
+    "--checkpointing", cls=RecomputationFlag, type=RecomputedLayers(), is_flag=False,
+    flag_value="1", default=None,
+    help="Have backward recompute layers' activations, as of zenflow simulate: all, a share (1/2) "
+    "or op. --no-checkpointing: none. With neither, all and none are compared.",
 )  # fmt: skip
 @click.option(
     "--reserve", type=Memory(zero=True),
@@ -46,11 +58,13 @@ _FILE_WIDTH = 120
     "memory if that is more.",
 )  # fmt: skip
 @click.option("--tokens", type=Count(), help="Say how long training on so many takes.")
-@click.option("--usd-per-hour", type=click.FloatRange(min=0, min_open=True),
+@click.option("--usd-per-hour", type=Positive(),
               help="Price of the machine, to say what training costs.")  # fmt: skip
 @click.option("--data", help="Your data, for the command that is printed.")
-@click.option("--draws", type=click.IntRange(min=0), default=100, show_default=True,
-              help="Draws of uncertain figures; 0: no interval.")  # fmt: skip
+@click.option(
+    "--draws", type=click.IntRange(min=0, max=MOST_DRAWS), default=100, show_default=True,
+    help="Draws of uncertain figures; 0: no interval.",
+)  # fmt: skip
 @click.option("--systems", is_flag=True, help="Show other systems too, which don't run here.")
 @master_flags
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (seconds, bytes), no text.")
@@ -62,7 +76,11 @@ def plan_command(context: click.Context, /, **flags: Any) -> None:
     micro-batches, checkpointing and the update rule's knobs are searched. From a model's
     configuration and a table of hardware, in seconds, with no GPU and no torch. Times are
     predictions for a steady state, as `zenflow simulate` makes them.
+
+    What is recommended fits with a chance of at least 90%. Where nothing is that likely, the
+    likeliest setting is shown with a warning. Exit code 1: nothing fits.
     """
+    from experiments.commands.prediction.plan_accuracy import evidence_of
     from experiments.commands.prediction.plan_run import Wishes, train_command
     from sim.planning.plan import plan
     from sim.simulate import STRATEGIES
@@ -74,18 +92,19 @@ def plan_command(context: click.Context, /, **flags: Any) -> None:
     request = as_traced(Request.of(flags), given(context))
     hardware, notes = hardware_of(request)
     workload = workload_of(request, hardware)
-    notes = [*notes, *notes_on(workload, hardware)]
-    found = plan(
-        workload,
-        hardware,
-        strategies=STRATEGIES if flags["systems"] else PRESETS,
-        checkpointing=flags["checkpointing"],
-        reserve=flags["reserve"],
-        draws=flags["draws"],
-        parallel=flags["parallel"],
-        reshards=flags["reshard_after_forward"],
-        options=options,
-    )
+    notes = [*notes, *notes_on_positions(request), *notes_on(workload, hardware)]
+    with Patience(f"Searching settings of {workload.name}"):
+        found = plan(
+            workload,
+            hardware,
+            strategies=STRATEGIES if flags["systems"] else PRESETS,
+            checkpointing=flags["checkpointing"],
+            reserve=flags["reserve"],
+            draws=flags["draws"],
+            parallel=flags["parallel"],
+            reshards=flags["reshard_after_forward"],
+            options=options,
+        )
     wishes = Wishes(
         model=flags["model"],
         data=flags["data"],
@@ -94,10 +113,18 @@ def plan_command(context: click.Context, /, **flags: Any) -> None:
     )
     if flags["as_json"]:
         command = train_command(found, wishes)
-        record = {**found.to_dict(), "notes": notes, "command": command}
+        shown = found.shown and evidence_of(found.shown, wishes)
+        record = {
+            **found.to_dict(),
+            "evidence": shown and shown.to_dict(),
+            "notes": notes,
+            "command": command,
+        }
         click.echo(json.dumps(strict(record), indent=2, allow_nan=False))
     else:
         _print(found, notes, wishes)
+    if found.shown is None:
+        sys.exit(1)
 
 
 def _print(plan: Plan, notes: list[str], wishes: Any) -> None:

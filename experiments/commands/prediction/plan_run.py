@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 DATA = "my_texts/"
 """Stands for the user's own in the command that is printed."""
-_SMALL_LR, _LARGE_LR = "2e-5", "1e-5"
+_SMALL_LR, _LARGE_LR = 2e-5, 1e-5
 """Usual for fine-tuning all weights."""
 _LARGE = 3e9
 """Parameters from which on the lower one is."""
@@ -35,11 +35,21 @@ class Wishes:
     usd_per_hour: float | None = None
 
 
+def learning_rate(model: str, num_params: int) -> float | None:
+    """Return the usual learning rate of fine-tuning a model; None where it trains from scratch."""
+    if model in MODEL_SIZES:
+        return None
+    return _LARGE_LR if num_params >= _LARGE else _SMALL_LR
+
+
 def train_command(plan: Plan, wishes: Wishes) -> str | None:
-    """Return the `zenflow train` command of the best setting on one device; None if none fits."""
-    options = [*plan.per_devices, *([plan.tight] if plan.tight else [])]
+    """Return the `zenflow train` command of the best setting on one device.
+
+    None if none fits, or if it recomputes a part of the layers, which `zenflow train` does not.
+    """
+    options = [*plan.per_devices, *([plan.likeliest] if plan.likeliest else [])]
     option = next((option for option in options if option.need.num_devices == 1), None)
-    if option is None:
+    if option is None or not isinstance(option.need.workload.checkpointing, bool):
         return None
     work = option.need.workload
     words = ["zenflow", "train", "--model", hub_name(wishes.model)]
@@ -51,8 +61,8 @@ def train_command(plan: Plan, wishes: Wishes) -> str | None:
     words += [] if option.strategy.releases else ["--gradients", "keep"]
     words += ["--batch-size", str(work.batch_size), "--sequence", str(work.sequence)]
     words += ["--grad-accum", str(work.accumulation)] if work.accumulation > 1 else []
-    if wishes.model not in MODEL_SIZES:  # a size trains from scratch, at its own rate
-        words += ["--lr", _LARGE_LR if work.num_params >= _LARGE else _SMALL_LR]
+    rate = learning_rate(wishes.model, work.num_params)
+    words += [] if rate is None else ["--lr", f"{rate:g}".replace("e-0", "e-")]
     if wishes.tokens is None:
         words += ["--epochs", "1"]
     else:
@@ -73,7 +83,7 @@ def _round_steps(count: float) -> int:
 
 def what_to_run(plan: Plan, wishes: Wishes) -> Iterator[str]:
     """Yield what to run, the `zenflow train` command last."""
-    chosen = plan.recommended
+    chosen = plan.shown
     if chosen is not None and chosen.need.num_devices > 1:
         config = chosen.strategy.config
         knobs = "".join(f", {change}" for change in chosen.changes if "=" in change)
@@ -95,10 +105,17 @@ def what_to_run(plan: Plan, wishes: Wishes) -> Iterator[str]:
             yield "    optimizer.release_from(model)"
     command = train_command(plan, wishes)
     if command is None:
+        recomputes = None if chosen is None else chosen.need.workload.checkpointing
+        if not isinstance(recomputes, bool | None):
+            yield (
+                "Predicted, not measured. `zenflow train` recomputes all layers or none: "
+                f"recompute so ({recomputes}) in your own loop."
+            )
         return
     where = (
         "On one device" if plan.hardware.total_devices > 1 else "Predicted, not measured. Run it"
     )
+    where += "" if plan.recommended else ", and watch its memory"
     put = "" if wishes.data else f" (your data in place of {DATA})"
     yield f"{where}{put}:"
     yield f"    {command}"

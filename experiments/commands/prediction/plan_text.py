@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from experiments.commands.prediction.plan_accuracy import accuracy
 from experiments.commands.prediction.plan_run import Wishes, what_to_run
+from sim.memory.chance import LIKELY
 from sim.memory.parts import gib
-from sim.planning.rules import EXACT
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 _DOUBTFUL = 1.5
 """Times one device's speed that several should reach to be worth their price."""
 _MOST_HELPS = 3
+_WAITS = 0.25
+"""Share of a step from which on a plan says that the device waits."""
 
 
 def heading(plan: Plan, notes: list[str]) -> list[str]:
@@ -60,12 +63,20 @@ def plan_table(plan: Plan) -> Table:
             gib(option.need.device_bytes),
             gib(option.need.host_bytes),
             gib(option.checkpoint_bytes) if option.checkpoint_bytes else "-",
-            "yes" if option.fits else "may not" if option.may_fit else "no",
+            _fit(option),
             _likeness(option),
             end_section=after is not None and option.is_ours != after.is_ours,
-            style="bold" if plan.recommended and option.label == plan.recommended.label else None,
+            style="bold" if plan.shown and option.label == plan.shown.label else None,
         )
     return table
+
+
+def _fit(option: Option) -> str:
+    """Return whether an option fits, and how likely that is where it may."""
+    if option.shortfalls:
+        return "no"
+    word = "yes" if option.fits else "may not"
+    return word if option.chance is None else f"{word}, {option.chance:.0%}"
 
 
 def _likeness(option: Option) -> str:
@@ -79,20 +90,21 @@ def answer(plan: Plan, wishes: Wishes) -> list[str]:
     """Return what to do, in the order in which it matters; the command stands last."""
     if plan.needs_sharding:
         return _sharding(plan)
-    if plan.recommended is None:
-        return _nothing(plan, wishes)
-    chosen = plan.recommended
+    chosen = plan.shown
+    if chosen is None:
+        return ["Nothing fits this machine, with fewer tokens to a step either.", *_changes(plan)]
     return [
-        _headline(plan, chosen),
+        *_headline(plan, chosen),
         *_devices(plan, chosen),
         *_costs(plan, chosen, wishes),
         f"Memory: {_used(plan, chosen)}; {gib(plan.reserve)} of each is held in reserve.",
         f"Disk: {gib(chosen.checkpoint_bytes or 0)} for a checkpoint, twice that while one is "
         "saved (none with --no-checkpoint).",
-        *_fewer(plan),
+        *_riskier(plan),
+        *_waits(chosen),
         *_accumulation(plan, chosen),
-        *_accuracy(plan, chosen),
-        *_helps(plan),
+        *accuracy(plan, chosen, wishes),
+        *(_helps(plan) if plan.recommended else _changes(plan)),
         *what_to_run(plan, wishes),
     ]
 
@@ -112,19 +124,6 @@ def _sharding(plan: Plan) -> list[str]:
     return lines
 
 
-def _nothing(plan: Plan, wishes: Wishes) -> list[str]:
-    if plan.tight is not None:
-        need = plan.tight.need
-        return [
-            f"May not fit: {plan.tight.label} takes {_used(plan, plan.tight)}, which leaves less "
-            f"than the reserve of {gib(plan.reserve)}.",
-            f"If it does fit: {_speed(plan.tight)} with {_tokens(need.workload)} to a step.",
-            *_changes(plan),
-            *what_to_run(plan, wishes),
-        ]
-    return ["Nothing fits this machine, with fewer tokens to a step either.", *_changes(plan)]
-
-
 def _changes(plan: Plan) -> Iterator[str]:
     """Yield what to change where nothing surely fits."""
     if not plan.improvements:
@@ -137,8 +136,8 @@ def _changes(plan: Plan) -> Iterator[str]:
     yield from (f"Or: {item.change}. Then {_offer(plan, item)}." for item in others)
 
 
-def _headline(plan: Plan, chosen: Option) -> str:
-    work = chosen.need.workload
+def _headline(plan: Plan, chosen: Option) -> Iterator[str]:
+    """Yield what to use; a warning goes before what is not likely to fit."""
     told = plan.interval
     between = (
         f" ({told.coverage:.0%} interval: {told.low:,.0f} to {told.high:,.0f})" if told else ""
@@ -150,10 +149,37 @@ def _headline(plan: Plan, chosen: Option) -> str:
         f"{chosen.label}{where}: {chosen.tokens_per_second:,.0f} tokens/s{between}, "
         f"{chosen.step_seconds:.3g} s a step, stalled for {done.stall_fraction:.0%} of it."
     )
-    if plan.has_fewer_tokens:
-        asked = plan.workload
-        return f"{_tokens(asked)} to a step do not fit; {_tokens(work)} do. Use {text}"
-    return f"Use {text}"
+    asked, given = _tokens(plan.workload), _tokens(chosen.need.workload)
+    if plan.recommended is None:
+        if chosen.chance is not None and chosen.chance < LIKELY:
+            yield (
+                "Warning: this may run out of memory. Nothing fits with a chance of "
+                f"{LIKELY:.0%}; the likeliest to fit does with {chosen.chance:.0%}."
+            )
+        else:
+            yield "Warning: this may run out of memory. Nothing leaves the reserve free."
+        fewer = f" with {given} to a step (asked for: {asked})" if plan.has_fewer_tokens else ""
+        yield f"Likeliest to fit{fewer}: {text}"
+    elif plan.has_fewer_tokens:
+        sure = "" if plan.hardware.device.is_cpu else f" with a chance of {LIKELY:.0%}"
+        yield f"{asked} to a step do not fit{sure}; {given} do. Use {text}"
+    else:
+        yield f"Use {text}"
+
+
+def _waits(chosen: Option) -> Iterator[str]:
+    """Yield what it means that the device waits for much of a step, and that k is 0."""
+    config, done = chosen.strategy.config, chosen.prediction
+    if config is not None and chosen.strategy.name == "zenflow" and config.topk_ratio == 0:
+        yield (
+            "k = 0 means that no column stays on the device: the host updates all weights, which "
+            f"come back once in {config.update_interval} steps and are estimated meanwhile."
+        )
+    if done is not None and done.stall_fraction >= _WAITS:
+        yield (
+            f"It works, but the GPU waits for the host {done.stall_fraction:.0%} of the time: "
+            "consider adapters (LoRA), which need no offloading. --systems shows lora and qlora."
+        )
 
 
 def _tokens(work: Any) -> str:
@@ -226,13 +252,21 @@ def _used(plan: Plan, option: Option) -> str:
     return f"{device} (it fits with a chance of {need.chance(hardware):.0%}), {host}"
 
 
-def _fewer(plan: Plan) -> Iterator[str]:
-    """Yield what more tokens to a step would take, where they do not surely fit."""
-    if plan.tight is not None:
-        yield (
-            f"{_tokens(plan.tight.need.workload)} to a step may fit: {plan.tight.label}, "
-            f"{gib(plan.tight.need.device_bytes)} on the device, {_speed(plan.tight)}."
-        )
+def _riskier(plan: Plan) -> Iterator[str]:
+    """Yield what is faster or takes more tokens to a step, and may not fit."""
+    option, shown = plan.tight, plan.shown
+    if option is None or shown is None:
+        return
+    need = option.need
+    faster = option.tokens_per_second > shown.tokens_per_second
+    where = f"on {need.num_devices} devices, " if need.num_devices > 1 else ""
+    more = need.workload.tokens_per_step > shown.need.workload.tokens_per_step
+    with_more = f" with {_tokens(need.workload)} to a step" if more else ""
+    chance = "" if option.chance is None else f", it fits with a chance of {option.chance:.0%}"
+    yield (
+        f"{'Faster' if faster else 'More'}, but riskier: {where}{option.label}{with_more}: "
+        f"{_speed(option)}, {gib(need.device_bytes)} on the device{chance}."
+    )
 
 
 def _accumulation(plan: Plan, chosen: Option) -> Iterator[str]:
@@ -252,27 +286,6 @@ def _accumulation(plan: Plan, chosen: Option) -> Iterator[str]:
             f"{gradient}, on the device, since autograd adds each to .grad and none leaves before "
             "the last."
         )
-
-
-def _accuracy(plan: Plan, chosen: Option) -> Iterator[str]:
-    """Yield what the rule does to accuracy, and what to use where that matters."""
-    if chosen.strategy.name in EXACT:
-        yield "Its rule is AdamW exactly, and so is its accuracy."
-    elif plan.exact is not None:
-        slower = chosen.tokens_per_second / plan.exact.tokens_per_second
-        yield (
-            f"Accuracy: {_evidence(chosen)} To be sure, or to compare losses: {plan.exact.label} "
-            f"is AdamW exactly, at {_speed(plan.exact)} ({slower:.2g} times slower)."
-        )
-    else:
-        yield f"Accuracy: {_evidence(chosen)} Nothing whose rule is AdamW exactly fits."
-
-
-def _evidence(option: Option) -> str:
-    """Return what is known of a rule's loss."""
-    if option.strategy.name != "zenflow":
-        return f"its rule is another one ({option.rule})."
-    return f"{option.rule}. No record says yet what that costs in loss: compare short runs."
 
 
 def _helps(plan: Plan) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,18 +13,21 @@ import click
 from experiments.commands.command import Command, given
 from experiments.commands.flag_types import NEW_FILE, PICTURE
 from experiments.commands.prediction.machine_flags import (
+    MOST_DRAWS,
     compute_flags,
     run_flags,
     simulation_flags,
     strategy_options,
 )
 from experiments.output.commit import commit
+from experiments.output.patience import Patience
 from experiments.output.target import naming
 from experiments.sweeps.requests import (
     Request,
     as_traced,
     hardware_of,
     notes_on,
+    notes_on_positions,
     workload_of,
 )
 from experiments.traces.facts import TraceFacts
@@ -51,7 +55,10 @@ _MOST_PARTS = 5
 @compute_flags
 @run_flags
 @click.option("--pageable", is_flag=True, help="Copy buffers that are not pinned.")
-@click.option("--draws", type=int, default=0, help="Draws of uncertain figures; 0: no interval.")
+@click.option(
+    "--draws", type=click.IntRange(min=0, max=MOST_DRAWS), default=0,
+    help="Draws of uncertain figures; 0: no interval.",
+)  # fmt: skip
 @click.option("--seed", type=int, default=0, help="Of the draws.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (seconds, bytes), no table.")
 @click.option("--trace", type=NEW_FILE, help="Write a Chrome trace (.gz too).")
@@ -69,18 +76,20 @@ def simulate_command(context: click.Context, /, **flags: Any) -> None:
         reshards=flags["reshard_after_forward"],
         **strategy_options(context),
     )
-    prediction = simulate(costs_of(workload, hardware), strategy, pinned=not flags["pageable"])
-    memory = memory_of(workload, strategy, hardware)
-    interval = _interval(workload, strategy, hardware, flags)
+    notes = [*notes_on_positions(request), *notes_on(workload, hardware)]
+    with Patience(f"Simulating {workload.name}") as patience:
+        prediction = simulate(costs_of(workload, hardware), strategy, pinned=not flags["pageable"])
+        memory = memory_of(workload, strategy, hardware)
+        interval = _interval(workload, strategy, hardware, flags, patience)
     if flags["trace"] is not None:
         with naming(flags["trace"]):
             _described(prediction.timeline, workload, hardware).write(flags["trace"])
     if flags["plot"] is not None:
         _draw(prediction, hardware, flags["plot"])
     if flags["as_json"]:
-        click.echo(json.dumps(_record(prediction, workload, hardware, memory, interval), indent=2))
+        click.echo(json.dumps(_record(prediction, notes, hardware, memory, interval), indent=2))
     else:
-        click.echo(_text(prediction, workload, hardware, memory, interval))
+        click.echo(_text(prediction, notes, hardware, memory, interval))
 
 
 def _described(timeline: Timeline, workload: Workload, hardware: HardwareProfile) -> Timeline:
@@ -105,14 +114,21 @@ def _machine(hardware: HardwareProfile) -> str:
 
 
 def _interval(
-    workload: Workload, strategy: Strategy, hardware: HardwareProfile, flags: dict[str, Any]
+    workload: Workload,
+    strategy: Strategy,
+    hardware: HardwareProfile,
+    flags: dict[str, Any],
+    patience: Patience,
 ) -> Interval | None:
     if not flags["draws"]:
         return None
     from sim.fitting.left_out import left_out_of
     from sim.fitting.uncertainty import interval_of  # loads numpy, which help need not
 
+    drawn_so_far = itertools.count(1)
+
     def step_seconds(drawn: HardwareProfile) -> float:
+        patience.update(f"draw {next(drawn_so_far)} of {flags['draws']}")
         costs = costs_of(workload, drawn)
         return simulate(
             costs, strategy, pinned=not flags["pageable"], keeps_spans=False
@@ -140,11 +156,12 @@ def _draw(prediction: Prediction, hardware: HardwareProfile, path: Path) -> None
 
 def _record(
     prediction: Prediction,
-    workload: Workload,
+    notes: list[str],
     hardware: HardwareProfile,
     memory: MemoryNeed,
     interval: Interval | None,
 ) -> dict[str, Any]:
+    workload = memory.workload
     return {
         "model": workload.name,
         "num_params": workload.num_params,
@@ -157,7 +174,7 @@ def _record(
         "step_seconds_interval": None
         if interval is None
         else {"low": interval.low, "high": interval.high, "coverage": interval.coverage},
-        "notes": notes_on(workload, hardware),
+        "notes": notes,
         "drivers": [] if interval is None else [list(item) for item in interval.drivers],
         "memory": memory.to_dict(),
         "chance_to_fit": memory.chance(hardware),
@@ -173,17 +190,17 @@ def _tokens_per_second(
 
 def _text(
     prediction: Prediction,
-    workload: Workload,
+    notes: list[str],
     hardware: HardwareProfile,
     memory: MemoryNeed,
     interval: Interval | None,
 ) -> str:
-    step = prediction.step_seconds
+    step, workload = prediction.step_seconds, memory.workload
     lines = [
         f"{workload.name} ({workload.num_params / 1e9:.3g} B parameters), {prediction.strategy}, "
         f"on {_machine(hardware)}; simulated",
         f"rule     {rule_of(memory.strategy)}",
-        *notes_on(workload, hardware),
+        *notes,
         f"step     {step * 1e3:.1f} ms, {_tokens_per_second(prediction, workload, hardware):,.0f} "
         f"tokens/s; slowest of a window {prediction.slowest_step_seconds * 1e3:.1f} ms",
         f"stall    {prediction.stall_seconds * 1e3:.1f} ms ({prediction.stall_fraction:.1%})"

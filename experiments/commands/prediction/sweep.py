@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from experiments.commands.command import Command, given
-from experiments.commands.flag_types import NEW_FOLDER
+from experiments.commands.flag_types import NEW_FOLDER, Positive
 from experiments.commands.prediction.machine_flags import (
     compute_flags,
     run_flags,
     simulation_flags,
     strategy_options,
 )
+from experiments.output.patience import Patience
 from experiments.output.target import check_folder
 from zenflow.errors import ConfigError
 
@@ -120,12 +121,11 @@ def _moved(context: click.Context, parameter: click.Parameter, value: str | None
 @click.option(
     "--find",
     metavar="COLUMN",
-    help="With --rate: the fast enough point of least price_usd, or of least value on an axis. "
-    "Few points are looked at, and no table is left.",
+    help="With --rate: the point of least price_usd, or of least value on an axis, that `zenflow "
+    "plan` finds fast enough. Strategy, knobs and checkpointing are searched unless given or "
+    "varied. Few points are looked at, and no table is left.",
 )
-@click.option(
-    "--rate", type=click.FloatRange(min=0, min_open=True), help="Tokens/s that --find asks for."
-)
+@click.option("--rate", type=Positive(), help="Tokens/s that --find asks for.")
 @click.option("--strategy", default="zenflow", show_default=True, help="As of zenflow simulate.")
 @simulation_flags
 @compute_flags
@@ -155,30 +155,29 @@ for _parameter in sweep_command.params:
 
 def _find(context: click.Context, flags: Mapping[str, Any]) -> int:
     """Search the grid, and say what was found; return the exit code."""
+    from experiments.commands.prediction.find_text import find_text
+    from experiments.sweeps.planned import CHECKPOINTING, STRATEGY
     from experiments.sweeps.prices import parse_prices
     from experiments.sweeps.search import cheapest
 
+    if flags["method"] == "closed-form":
+        raise ConfigError("--find simulates what plans recommend: leave --method closed-form out")
     sweep = _sweep(context, flags)
     _say_notes(sweep)
-    found = cheapest(sweep, flags["find"], flags["rate"], parse_prices(flags["prices"]))
-    count = f"{found.looked_at} of {sweep.num_points} points were predicted; nothing was measured"
-    speed = found.row.get("tokens_per_second")
-    if found.point is None:
-        best = f": the fastest that was looked at has {speed:,.0f}" if speed is not None else ""
-        click.echo(f"No point reaches {flags['rate']:,.0f} tokens/s{best}. {count}.")
-        return 1
-    point = ", ".join(f"{name}={value}" for name, value in sweep.values(found.point).items())
-    click.echo(
-        f"Least {flags['find']} for {flags['rate']:,.0f} tokens/s: {found.cost:g}\n"
-        f"  {point}: {speed:,.0f} tokens/s, {found.row['step_seconds']:.4g} s a step\n{count}."
-    )
-    return 0
+    with Patience(f"Planning up to {sweep.num_points} points") as patience:
+        found = cheapest(
+            sweep, flags["find"], flags["rate"], parse_prices(flags["prices"]),
+            holds={CHECKPOINTING, STRATEGY} & set(given(context)), say=patience.update,
+        )  # fmt: skip
+    for line in find_text(sweep, flags["find"], flags["rate"], found):
+        click.echo(line)
+    return 1 if found.found is None else 0
 
 
 def _run(context: click.Context, flags: Mapping[str, Any], engine: Engine) -> int:
     from experiments.sweeps.execution.run import run_sweep
     from experiments.sweeps.pictures.outputs import check_value, write_pictures
-    from experiments.sweeps.prices import add_prices, parse_prices
+    from experiments.sweeps.prices import COLUMN, add_prices, parse_prices, unpriced
     from experiments.sweeps.table import table_of, write_frame
 
     sweep = _sweep(context, flags)
@@ -193,6 +192,10 @@ def _run(context: click.Context, flags: Mapping[str, Any], engine: Engine) -> in
         try:
             frame = table_of(sweep, outcome.found)
             if prices:
+                if missing := unpriced(frame, prices):
+                    click.echo(
+                        f"No price is given of {', '.join(missing)}: {COLUMN} is empty there"
+                    )
                 frame = add_prices(frame, prices)
                 write_frame(frame, folder)
             files = [*files, *write_pictures(frame, sweep, flags["value"], folder)]

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from autotune.offline.backends import AbstractBackend
     from autotune.offline.trial_loop import TuningTask
     from autotune.space import SearchSpace
+    from sim.hardware.profile import HardwareProfile
 
 _GIGA = 1e9
 _NOT_TUNED = ("strategy", "seed", "steps", "epochs", "start_steps", "save_every",
@@ -117,9 +118,12 @@ def tune_command(context: click.Context, /, **flags: Any) -> None:
             task, settings, out, num_workers=flags["workers"], timeout=flags["timeout"]
         )
     except ConfigError as error:
-        raise ConfigError(f"{error}{_remedy(context, flags, task)}") from error
+        remedy = _remedy(context, flags, task)
+        raise ConfigError(f"{error}{remedy} {_planned(context, flags)}".strip()) from error
     if result.interrupted:
         sys.exit(128 + signal.SIGINT)
+    if said := _planned(context, flags):
+        click.echo(said)
 
 
 tune_command.params.extend({**_TRAIN, **_SIMULATE}.values())
@@ -214,7 +218,50 @@ def _backend(
         "gradients": "release" if releases else "keep",
         "zenflow": {"min_split_elements": base.min_split_elements, **knobs},
     }
-    return backend, limits.within(hardware), settings
+    return backend, _likely(limits, hardware), settings
+
+
+def _likely(limits: Constraints, hardware: HardwareProfile) -> Constraints:
+    """Return the limits within which a setting is likely to fit, as `zenflow plan` has them."""
+    from sim.memory.chance import likely_need
+    from sim.planning.options import default_reserve
+
+    memory, reserve = hardware.device.memory.value, default_reserve(hardware)
+    room = {"device.memory": min(likely_need(memory), memory - reserve)}
+    if hardware.device.is_cpu:
+        room = {}
+    host = {"host.dram_bytes": hardware.host.dram_bytes.value - reserve}
+    return limits.within(hardware.with_values({**room, **host}))
+
+
+def _planned(context: click.Context, flags: Mapping[str, Any]) -> str:
+    """Return what was not searched, and what `zenflow plan` recommends; nothing if runs are real.
+
+    Checkpointing and how gradients leave are held as they were given.
+    """
+    if flags["backend"] != "simulated":
+        return ""
+    from experiments.commands.prediction.find_text import setting_text
+    from sim.planning.choice import Chooser
+
+    request = _request(flags)
+    hardware, _ = hardware_of(request)
+    given_recomputation = "checkpointing" in given(context)
+    chooser = Chooser(
+        workload_of(request, hardware),
+        hardware,
+        checkpointing=request.checkpointing if given_recomputation else None,
+        releases=flags["gradients"] != "keep",
+    )
+    choice = chooser.choose()
+    if choice.shown is None:
+        return "`zenflow plan` finds nothing that fits this machine either."
+    does = "recommends" if choice.recommended else "finds nothing likelier to fit than"
+    held = "" if given_recomputation else ", checkpointing"
+    return (
+        f"Micro-batches{held} and strategy were not searched. `zenflow plan`, which does that, "
+        f"{does}: {setting_text(choice.shown)}."
+    )
 
 
 def _remedy(context: click.Context, flags: dict[str, Any], task: TuningTask) -> str:
@@ -242,8 +289,12 @@ def _bytes(gigabytes: float | None) -> float | None:
 
 
 def _space(knobs: dict[str, Any], *, measured: bool) -> SearchSpace:
-    """Return the search space, in which every knob that is given has its one value."""
+    """Return the search space, in which every knob that is given has its one value.
+
+    It has every value that `zenflow plan` tries.
+    """
     from autotune.space import SearchSpace
+    from sim.planning.grid import INTERVALS, KS
 
     if knobs.get("select_strategy", "step") != "step":
         raise ConfigError(
@@ -256,7 +307,11 @@ def _space(knobs: dict[str, Any], *, measured: bool) -> SearchSpace:
             "out update_rule"
         )
     space = SearchSpace()
-    fixed: dict[str, Any] = {"select_intervals": (100,)} if measured else {}
+    fixed: dict[str, Any] = {
+        "topk_ratios": tuple(sorted({*space.topk_ratios, *KS})),
+        "update_intervals": tuple(sorted({*space.update_intervals, *INTERVALS})),
+        **({"select_intervals": (100,)} if measured else {}),
+    }
     for field, name in zip(fields(space), space.values, strict=True):
         if name in knobs:
             fixed[field.name] = (knobs[name],)

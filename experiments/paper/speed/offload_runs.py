@@ -65,7 +65,7 @@ def _row(machine: str, model: str, sequence: int) -> dict[str, Any] | None:
     name, config = find_model(model)
     asked = Workload.of_config(name, config, batch_size=batch // devices, sequence=sequence)
     alone = find_machine(machine, 1)
-    fitted = Planner(alone).fitted(asked, _ZENFLOW)
+    fitted = Planner(alone, chance=0.0).fitted(asked, _ZENFLOW)
     if any(short.place == "device" for short in fitted.shortfalls):
         return None
     workload, rate = fitted.need.workload, deepspeed_rate()

@@ -42,6 +42,37 @@ def count(word: str) -> int:
     return int(value)
 
 
+_AMOUNT = re.compile(
+    r"(?P<whole>[1-9]\d{0,2}(?:,\d{3})+|\d+(?:_\d+)*)?(?P<rest>\.\d+)?(?P<power>e\+?\d+)?"
+    r"(?P<unit>[kmbt]?)"
+)
+_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+
+
+def amount(word: str) -> float:
+    """Return a number of things: 300M, 1.5B, 2e9, 1,500,000 or 1_500_000.
+
+    A comma stands before three digits only: whoever writes 1,5B means 1.5 billion, not 15.
+
+    >>> [amount(word) for word in ("300M", "1.5k", "2e3", "1,500")]
+    [300000000.0, 1500.0, 2000.0, 1500.0]
+    """
+    found = _AMOUNT.fullmatch(word.strip().lower())
+    value = math.nan
+    if found is not None and (found["whole"] or found["rest"]):
+        text = re.sub("[_,]", "", found["whole"] or "0")
+        value = float(f"{text}{found['rest'] or ''}{found['power'] or ''}") * _UNITS[found["unit"]]
+    if math.isfinite(value) and value >= 1:
+        return value
+    remedy = "300M or 2e9"
+    if "," in word:
+        remedy = (
+            "1.5B or 1,500,000,000: a comma stands before exactly three digits, a point before"
+        )
+        remedy += " decimals"
+    raise ConfigError(f"must be a number of at least 1, as in {remedy}; got {word!r}")
+
+
 def switch(word: str, what: str = "yes or no") -> bool:
     """Return yes or no; ``what`` says in an error what else the word might have been."""
     switches = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}

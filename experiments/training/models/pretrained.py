@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from experiments.training.models.decoder import (
 )
 from experiments.training.models.named import WEIGHT_FILES, NamedModel, has_weights
 from experiments.training.settings.training import MODEL_SIZES, NUM_BYTE_TOKENS, TrainSettings
+from sim.models.positions import check_sequence
 from zenflow.errors import ConfigError
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "tokenizer.model")
@@ -232,13 +234,22 @@ def _llama_json(model: LanguageModel | Classifier) -> dict[str, Any]:
     return config
 
 
+_ROTARY = ("rope_theta", "rope_parameters", "rope_scaling")
+"""Fields of configurations with rotary positions, which go on beyond those that were trained."""
+
+
 def _check_length(found: NamedModel, config: Any, sequence: int) -> None:
-    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if longest is not None and sequence > longest:
-        raise ConfigError(
-            f"{found.name} takes at most {longest} positions, but --sequence is {sequence}: "
-            "lower it"
-        )
+    text = config.get_text_config()
+    longest = getattr(text, "max_position_embeddings", None)
+    if longest is None or sequence <= longest:
+        return
+    if any(getattr(text, name, None) is not None for name in _ROTARY):
+        for note in check_sequence(found.name, text.to_dict(), sequence):
+            warnings.warn(note, stacklevel=2)
+        return
+    raise ConfigError(
+        f"{found.name} takes at most {longest} positions, but --sequence is {sequence}: lower it"
+    )
 
 
 def _check_bytes(found: NamedModel, config: Any, tokenizer: TextTokenizer) -> None:

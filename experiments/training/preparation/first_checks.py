@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.training.settings.training import MODEL_SIZES, TrainSettings
+from sim.models.positions import check_sequence
+from sim.models.table import find_model
 from zenflow.errors import ConfigError
 
 _HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?(:[\w.-]+)?")
@@ -24,7 +26,8 @@ def check_first(settings: TrainSettings) -> None:
     """Refuse what can be seen to be missing without loading anything.
 
     Raises:
-        ConfigError: Torch, a file or a directory is missing, or a model's name is not the hub's.
+        ConfigError: Torch, a file or a directory is missing, a model's name is not the hub's, or
+            its learned positions are fewer than a sequence's tokens.
     """
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(
@@ -40,6 +43,20 @@ def check_first(settings: TrainSettings) -> None:
     check_named(model, "--model")
     if not Path(model).expanduser().exists():
         _check_hub_model(model)
+    _check_positions(model, settings.sequence)
+
+
+def _check_positions(model: str, sequence: int) -> None:
+    """Refuse sequences beyond the learned positions of a model that the table has, or a file.
+
+    Raises:
+        ConfigError: They are longer.
+    """
+    try:
+        found, config = find_model(model)
+    except ConfigError:  # of a family that only transformers knows
+        return
+    check_sequence(found, config, sequence)
 
 
 def check_named(name: str | None, flag: str) -> None:

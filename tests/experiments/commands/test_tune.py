@@ -20,8 +20,10 @@ from experiments.commands.training.config_file import read_config_file, tuned_fo
 from experiments.search.measured_backend import MeasuredBackend
 from experiments.training.settings.training import TrainSettings
 from sim.hardware.catalog import find_machine
+from sim.memory.chance import LIKELY, chance_to_fit
 from sim.models.table import find_model
 from sim.models.workload import Workload
+from sim.planning.grid import INTERVALS, KS
 from tests.experiments.runs import end, ended, summary, trained, write_text
 from zenflow.knobs import Knobs
 
@@ -161,6 +163,24 @@ def test_every_file_is_there_and_can_be_read(simulated):
     for name in ("importance.png", "pareto.png"):
         with Image.open(out / name) as picture:
             picture.verify()
+
+
+def test_it_says_what_plan_recommends_which_searches_more(simulated):
+    asked = ["plan", *SIMULATED[:-2], "--checkpointing", "--draws", "0", "--json"]
+    own = json.loads(CliRunner().invoke(main, asked).stdout)["recommended"]
+    setting = ", ".join([own["strategy"], *own["changes"]])
+    assert f"recommends: {setting}, 2 x 1024 tokens to a step" in simulated[1]
+    assert f"{own['tokens_per_second']:,.0f} tokens/s" in simulated[1]
+    assert "strategy were not searched" in simulated[1]
+
+
+def test_what_plan_tries_is_searched_and_only_what_is_likely_to_fit_is_allowed(simulated):
+    found = json.loads((simulated[0] / "summary.json").read_text())
+    assert set(KS) <= set(found["space"]["topk_ratio"])
+    assert set(INTERVALS) <= set(found["space"]["update_interval"])
+    memory = find_machine("rtx4090-desktop").device.memory.value
+    limit = found["constraints"]["device_bytes"]
+    assert chance_to_fit(limit, memory) == pytest.approx(LIKELY)
 
 
 def test_a_knob_that_is_given_is_not_searched(tmp_path):

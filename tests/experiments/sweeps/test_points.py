@@ -91,7 +91,7 @@ def test_what_does_not_fit_or_go_together_is_a_row_with_a_reason():
     assert [rows[index]["status"] for index in range(4)] == [
         "ok", "invalid", "does not fit", "invalid",
     ]  # fmt: skip
-    assert "no machine of the table holds 1 v100-pcie" in rows[1]["reason"]
+    assert "v100-pcie has no peak for bfloat16" in rows[1]["reason"]
     assert "device memory: needs" in rows[2]["reason"]
     table = table_of_all(sweep)
     assert table["step_seconds"].notna().tolist() == [True, False, False, False]

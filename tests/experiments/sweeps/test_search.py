@@ -1,90 +1,139 @@
-"""A search finds what the whole grid says, from a few of its points."""
+"""A search finds what plans of the whole grid say, from a few of its points."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from experiments.sweeps.prices import COLUMN, add_prices, parse_prices
-from experiments.sweeps.search import ANOMALY, cheapest
-from tests.experiments.swept import run, sweep_of, table_of_all
+from experiments.sweeps.planned import CHECKPOINTING, PlannedPoints
+from experiments.sweeps.prices import COLUMN, parse_prices
+from experiments.sweeps.search import cheapest
+from sim.planning.plan import plan
+from sim.simulate import Strategy
+from tests.experiments.swept import run, sweep_of
+from zenflow.config import PRESETS
 from zenflow.errors import ConfigError
 
-PRICES = parse_prices(["rtx4090=1600", "rtx5090=2500", "l40s=7000", "epyc-9654=9000",
-                       "epyc-7742=4000"])  # fmt: skip
-MACHINES = ("gpu=rtx4090,rtx5090,l40s", "host=epyc-7742,epyc-9654")
-BATCH = ("model=qwen2.5-0.5b", "sequence=512")
+pytestmark = pytest.mark.usefixtures("simulated_once")
+PRICES = parse_prices(["rtx3090=800", "rtx4090=1800", "rtx5090=2400", "l40s=7000"])
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "predict.md"
+CARDS = "gpu=rtx3090,rtx4090,rtx5090,l40s"
+MODEL = ("model=qwen2.5-1.5b", "sequence=512")
 
 
-def least(table, column, rate):
-    enough = table[(table["status"] == "ok") & (table["tokens_per_second"] >= rate)]
-    return float(enough[column].min()) if len(enough) else math.inf
+def planned(sweep, **more):
+    """Return what to use at every point, by index."""
+    plans = PlannedPoints(sweep, **more)
+    return [plans.plan(point) for point in range(sweep.num_points)]
 
 
-@given(
-    axes=st.sampled_from([
-        ("dram=20:400:x2", "S=1,4", "batch=1,4"),
-        ("dram=10:320:x2", "cores=2,6,16", "strategy=zenflow,zero_offload"),
-        ("link_rate=4:64:x2", "tflops=40,160", "k=0.05,0.3"),
-        ("cores=1:32:x2", "dram=20,200", "queue_depth=1,4", "duplex=0.6,1"),
-        ("core_rate=2:16:x2", "S=2,8", "d2h=5,20", "h2d=5,20"),
-    ]),
-    share=st.floats(0.0, 1.02),
-)  # fmt: skip
-@settings(max_examples=15, deadline=None)
-def test_the_least_of_an_axis_is_the_grids(axes, share):
-    sweep = sweep_of(*BATCH, *axes)
-    table = table_of_all(sweep)
-    speeds = table["tokens_per_second"].dropna().sort_values()
-    rate = float(speeds.quantile(share)) if share <= 1 else float(speeds.max()) * share
-    for axis in sweep.axes:
-        if axis.is_number and len(axis.values) > 1:
-            found = cheapest(sweep, axis.name, rate)
-            margin = rate * (1 + ANOMALY)
-            assert least(table, axis.name, rate) <= found.cost <= least(table, axis.name, margin)
-            assert (found.point is None) == math.isinf(found.cost)
-            if found.point is not None:
-                row = table.iloc[found.point]
-                assert row["tokens_per_second"] == found.row["tokens_per_second"] >= rate
-                assert row[axis.name] == found.cost
+def speed(option):
+    return 0.0 if option is None else option.tokens_per_second
 
 
-@given(share=st.floats(0.0, 1.0))
-@settings(max_examples=8, deadline=None)
-def test_the_cheapest_machine_is_the_grids(share):
-    sweep = sweep_of(*BATCH, *MACHINES, "S=2,8", "batch=1,8", "link_rate=8,25,50")
-    table = add_prices(table_of_all(sweep), PRICES)
-    rate = float(table["tokens_per_second"].quantile(share))
-    found = cheapest(sweep, COLUMN, rate, PRICES)
-    margin = rate * (1 + ANOMALY)
-    assert least(table, COLUMN, rate) <= found.cost <= least(table, COLUMN, margin)
-    assert table[COLUMN].iloc[found.point] == found.cost
-    assert found.looked_at <= len(table) / 3
+def least(sweep, points, name, rate):
+    """Return the least value of an axis with which a recommended setting is fast enough."""
+    enough = [sweep.values(at)[name] for at, own in enumerate(points) if speed(own.option) >= rate]
+    return min(enough, default=math.inf)
 
 
-def test_a_faster_link_may_make_a_step_longer_but_not_by_more_than_a_search_says():
-    sweep = sweep_of(*BATCH, "core_rate=2:16:x2", "S=2,8", "d2h=5,20", "h2d=5,20")
-    table = table_of_all(sweep)
-    same = table[(table["S"] == 2) & (table["core_rate"] == 4) & (table["d2h"] == 20)]
-    slow, fast = (same[same["h2d"] == each]["tokens_per_second"].item() for each in (5, 20))
-    assert fast < slow < fast * (1 + ANOMALY)
-    assert cheapest(sweep, "core_rate", fast).cost == least(table, "core_rate", fast)
+@pytest.mark.parametrize(
+    "axes",
+    [
+        ("dram=20:160:x2", "batch=1,4"),
+        ("link_rate=4:32:x2", "k=0.05,0.3"),
+        ("cores=2:16:x2", "strategy=zenflow,zero_offload"),
+        ("batch=1,2,4", "checkpointing=no,yes"),
+    ],
+    ids=" ".join,
+)
+def test_the_least_of_an_axis_is_the_grids(axes):
+    sweep = sweep_of(*MODEL, *axes)
+    points = planned(sweep)
+    speeds = sorted(speed(own.option) for own in points)
+    name = axes[0].split("=")[0]
+    for rate in (speeds[len(speeds) // 2], speeds[-1], 1.02 * speeds[-1]):
+        found = cheapest(sweep, name, rate).found
+        assert (math.inf if found is None else found.cost) == least(sweep, points, name, rate)
+        if found is not None:
+            assert found.option.tokens_per_second == speed(points[found.point].option) >= rate
+
+
+def test_the_cheapest_card_is_the_one_that_plan_recommends_to_who_asks_for_it():
+    sweep = sweep_of(*MODEL, CARDS)
+    plans = {}
+    for point in range(sweep.num_points):
+        case = sweep.case(point)
+        plans[sweep.values(point)["gpu"]] = plan(
+            case.workload, case.hardware, strategies=tuple(PRESETS), draws=0
+        )
+    for rate in {0.99 * speed(own.recommended) for own in plans.values()}:
+        enough = [name for name, own in plans.items() if speed(own.recommended) >= rate]
+        found = cheapest(sweep, COLUMN, rate, PRICES).found
+        name = sweep.values(found.point)["gpu"]
+        assert PRICES[name] == found.cost == min(PRICES[name] for name in enough)
+        assert found.option.to_dict() == plans[name].recommended.to_dict()
+
+
+def test_a_setting_that_is_given_or_varied_is_held():
+    sweep = sweep_of(*MODEL, "S=2,8", knobs={"topk_ratio": 0.2})
+    for point, own in enumerate(planned(sweep)):
+        config = own.option.strategy.config
+        assert own.option.strategy.name == "zenflow"
+        assert (config.topk_ratio, config.update_interval) == (0.2, sweep.values(point)["S"])
+    recomputed = sweep_of(*MODEL, "dram=80")
+    (free,), (held,) = planned(recomputed), planned(recomputed, holds=(CHECKPOINTING,))
+    assert not held.option.need.workload.checkpointing
+    assert speed(free.option) >= speed(held.option)
+
+
+def test_other_systems_are_found_where_they_are_asked_for():
+    sweep = sweep_of("model=qwen2.5-0.5b", "strategy=adamw_8bit,lora", "dram=80")
+    found = cheapest(sweep, "dram", 10.0).found
+    assert found.option.strategy == Strategy.of(found.option.strategy.name)
+    assert found.option.fits
+
+
+def test_a_cheaper_card_that_may_not_fit_stands_behind_with_its_chance():
+    words = ["sweep", "--model", "llama-3.1-8b", "--host-ram", "128", "--vary",
+             "gpu=rtx3090,rtx5090", "--find", COLUMN, "--rate", "500",
+             "--price", "rtx3090=800", "--price", "rtx5090=2400"]  # fmt: skip
+    ran = run(*words)
+    assert ran.exit_code == 0, ran.output
+    assert f"```text\n{ran.stdout}```" in GUIDE.read_text(encoding="utf-8")
+    first, answer, second, behind, *_ = ran.stdout.splitlines()
+    assert first == "Least price_usd for 500 tokens/s: 2400"
+    assert second == "Cheaper, but riskier (chance to fit below 90%): 800"
+    for line, card, name in ((answer, "rtx5090", "recommended"), (behind, "rtx3090", "tight")):
+        asked = ["plan", "--model", "llama-3.1-8b", "--host-ram", "128", "--gpu", card, "--json"]
+        own = json.loads(run(*asked, "--draws", "0").stdout)[name]
+        setting = ", ".join([own["strategy"], *own["changes"]])
+        assert f"gpu={card}: {setting}, 3 x 1024 tokens to a step" in line
+        assert f"{own['tokens_per_second']:,.0f} tokens/s" in line
+        assert f"fits with a chance of {own['chance_to_fit']:.0%}" in line
 
 
 def test_a_large_grid_is_searched_with_few_points():
-    sweep = sweep_of(*BATCH, *MACHINES, "S=1:16:x2", "dram=20:520:1", "cores=4:64:4")
-    found = cheapest(sweep, "dram", 8000.0)
-    assert 20 < found.cost < 520
-    assert found.looked_at < 100 < sweep.num_points // 1000
+    sweep = sweep_of(*MODEL, "strategy=zero_offload", CARDS, "dram=20:520:1", "cores=4:64:4")
+    fastest = cheapest(sweep, "dram", 1e9).fastest
+    assert fastest is None, "no bound is that high, so nothing is looked at"
+    found = cheapest(sweep, "dram", 1000.0)
+    assert 20 < found.found.cost < 520
+    assert found.looked_at < 100 < sweep.num_points // 100
 
 
-def test_where_the_most_of_an_axis_makes_no_sense_the_rest_is_looked_at():
-    sweep = sweep_of(*BATCH, "machine=dgx-a100-80", "num_gpus=1", "cores=16,32,33")
-    table = table_of_all(sweep)
-    assert list(table["status"]) == ["ok", "ok", "invalid"]
-    rate = float(table["tokens_per_second"].max())
-    assert cheapest(sweep, "cores", rate).cost == least(table, "cores", rate)
+def test_a_part_without_a_price_is_named_before_anything_is_planned():
+    words = ["sweep", "--model", "gpt2", "--vary", "gpu=h100,l40s", "--find", COLUMN]
+    for price, missing in (("h100=9", "l40s"), ("l40s=3", "h100-sxm")):
+        ran = run(*words, "--rate", "10", "--price", price)
+        assert ran.exit_code == 2, ran.output
+        assert f"--price {missing}=USD" in " ".join(ran.output.split())
+    for price in ("nan", "inf", "-3", "0"):
+        ran = run(*words, "--rate", "10", "--price", f"h100={price}", "--price", "l40s=3")
+        assert ran.exit_code == 2, ran.output
+    for rate in ("nan", "inf", "-1"):
+        assert run(*words, "--rate", rate, "--price", "h100=9").exit_code == 2
 
 
 def test_what_can_not_be_found_is_said():
@@ -100,3 +149,4 @@ def test_what_can_not_be_found_is_said():
     some = run(*words, "--find", "dram", "--rate", "10")
     assert some.exit_code == 0, some.output
     assert "Least dram for 10 tokens/s: 20" in some.output
+    assert run(*words, "--find", "dram", "--rate", "9", "--method", "closed-form").exit_code == 2

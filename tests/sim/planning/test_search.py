@@ -5,14 +5,16 @@ from dataclasses import replace
 import pytest
 
 from sim.hardware.catalog import find_machine
+from sim.memory.chance import LIKELY
 from sim.memory.engine import engine_memory
 from sim.memory.need import memory_of
 from sim.models.table import find_model
 from sim.models.workload import Workload
 from sim.planning.estimates import estimated_seconds
+from sim.planning.grid import fewer_tokens
 from sim.planning.options import Planner, default_reserve
 from sim.planning.rules import BASELINES, WORTH, distance
-from sim.planning.search import Search, fewer_tokens
+from sim.planning.search import Search
 from sim.simulate import Strategy, simulate
 from sim.timing.host_memory import PROCESS_BYTES
 
@@ -34,7 +36,7 @@ def search(name, machine, reserve=None, **settings):
 CASES = {
     "short of the device": (
         "qwen2.5-0.5b",
-        find_machine("rtx4090-desktop").with_values({"device.memory": 8 * GIB}),
+        find_machine("rtx4090-desktop").with_values({"device.memory": 10 * GIB}),
         {"batch_size": 2},
     ),
     "slow host": (
@@ -54,8 +56,8 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_finds_what_brute_force_finds(name, monkeypatch):
-    monkeypatch.setattr("sim.planning.search.KS", (0.1, 0.0, 0.6))
-    monkeypatch.setattr("sim.planning.search.INTERVALS", (4, 8))
+    monkeypatch.setattr("sim.planning.grid.KS", (0.1, 0.0, 0.6))
+    monkeypatch.setattr("sim.planning.grid.INTERVALS", (4, 8))
     model, machine, settings = CASES[name]
     made = search(model, machine, **settings)
     best = made.best()
@@ -101,7 +103,7 @@ def test_settings_that_are_left_out_do_not_fit():
     ]  # fmt: skip
     assert left
     for item in left:
-        short = made.need(item).short_of(machine, default_reserve(machine))
+        short = made.need(item).short_of(machine, default_reserve(machine), LIKELY)
         assert short, item.changes
 
 
@@ -139,7 +141,7 @@ def test_less_than_the_reserve_left_is_no_fit():
     need = search("qwen2.5-0.5b", machine).best().need
     for room, fits in ((1.1 * GIB, True), (0.9 * GIB, False)):
         other = machine.with_values({"device.memory": need.device_bytes + room})
-        option = Planner(other, reserve=GIB).option_of(need)
+        option = Planner(other, reserve=GIB, chance=0.0).option_of(need)
         assert (option.fits, option.may_fit) == (fits, not fits)
         assert option.prediction is not None
     full = machine.with_values({"device.memory": need.device_bytes - 1})
@@ -157,7 +159,7 @@ def test_the_reserve_is_a_gibibyte_or_a_twentieth():
 def test_micro_batches_without_checkpointing_are_taken_where_they_are_faster():
     best = search("qwen2.5-1.5b", find_machine("rtx3090-desktop"), batch_size=6).best()
     work = best.need.workload
-    assert (work.batch_size, work.accumulation, work.checkpointing) == (3, 2, False)
+    assert (work.batch_size, work.accumulation, work.checkpointing) == (2, 3, False)
     recomputing = Search(
         workload("qwen2.5-1.5b", batch_size=6),
         Planner(find_machine("rtx3090-desktop"), reserve=GIB),

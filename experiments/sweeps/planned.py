@@ -1,0 +1,129 @@
+"""Planned points: what `zenflow plan` would recommend at each point of a grid.
+
+Settings of the update rule, strategy and checkpointing that are given or varied are held; batch
+and accumulation say how many tokens a step takes, as for `zenflow plan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from experiments.sweeps.grid import Case, Sweep
+from sim.planning.choice import Chooser
+from sim.planning.options import Option, Planner, default_reserve
+from zenflow.config import PRESETS
+
+_TOKENS = ("batch_size", "sequence", "grad_accum")
+"""Targets of axes that say what a step takes, and nothing of machine and model."""
+CHECKPOINTING, STRATEGY = "checkpointing", "strategy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedPoint:
+    """What to use at a point."""
+
+    option: Option | None
+    """Recommended option; None if none is likely to fit."""
+    riskier: tuple[Option, ...]
+    """Options that may fit: the likeliest where none is recommended, and a faster one."""
+
+
+class PlannedPoints:
+    """Plans of points; those that differ in the tokens of a step share their searches."""
+
+    def __init__(self, sweep: Sweep, holds: Collection[str] = ()) -> None:
+        """Plan nothing yet.
+
+        Args:
+            sweep: The grid.
+            holds: What was given beside axes and knobs: `CHECKPOINTING`, `STRATEGY`.
+        """
+        self._sweep = sweep
+        varied = {axis.kind.target for axis in sweep.axes}
+        knobs = [axis for axis in sweep.axes if axis.kind.place == "knob"]
+        self._holds_recomputation = CHECKPOINTING in {*holds, *varied}
+        # A setting of the update rule is one of the strategy that it is given to.
+        self._holds_strategy = STRATEGY in {*holds, *varied} or bool(knobs or sweep.knobs)
+        self._knobs = {axis.name: axis.kind.target for axis in knobs}
+        self._others = [axis.name for axis in sweep.axes if axis.kind.target not in _TOKENS]
+        self._like: dict[tuple[Any, ...], Chooser] = {}
+        self._cases: dict[int, Case] = {}
+        self._choosers: dict[int, Chooser] = {}
+
+    def _case(self, point: int) -> Case:
+        if point not in self._cases:
+            self._cases[point] = self._sweep.case(point)
+        return self._cases[point]
+
+    def _chooser(self, point: int) -> Chooser:
+        """Return who chooses at a point whose strategy is the engine's.
+
+        Raises:
+            ConfigError: The point's values don't go together.
+        """
+        if point in self._choosers:
+            return self._choosers[point]
+        case, values = self._case(point), self._sweep.values(point)
+        key = tuple(values[name] for name in self._others)
+        chooser = Chooser(
+            case.workload,
+            case.hardware,
+            names=(case.strategy.name,) if self._holds_strategy else tuple(PRESETS),
+            checkpointing=case.workload.checkpointing if self._holds_recomputation else None,
+            parallel=case.strategy.parallel,
+            reshards=case.strategy.reshards,
+            releases=self._sweep.releases,
+            knobs=self._held(case, point),
+            like=self._like.get(key),
+        )
+        self._like.setdefault(key, chooser)
+        self._choosers[point] = chooser
+        return chooser
+
+    def _held(self, case: Case, point: int) -> dict[str, Any]:
+        """Return the settings of the update rule that a point has."""
+        if case.strategy.name not in ("zenflow", "zenflow_paper"):
+            return {}
+        values = self._sweep.values(point)
+        varied = {target: values[name] for name, target in self._knobs.items()}
+        config = case.strategy.config
+        return {k: v for k, v in {**self._sweep.knobs, **varied}.items() if hasattr(config, k)}
+
+    def _is_system(self, point: int) -> bool:
+        return self._case(point).strategy.config is None
+
+    def most_tokens_per_second(self, point: int) -> float:
+        """Return tokens per second that no option of a point exceeds, selections aside.
+
+        Raises:
+            ConfigError: The point's values don't go together.
+        """
+        if not self._is_system(point):
+            return self._chooser(point).most_tokens_per_second
+        case = self._case(point)
+        tokens = case.workload.tokens_per_step * case.hardware.total_devices
+        return tokens / Planner(case.hardware).costs(case.workload).compute_seconds
+
+    def plan(self, point: int) -> PlannedPoint:
+        """Return what to use at a point.
+
+        Raises:
+            ConfigError: The point's values don't go together.
+        """
+        if self._is_system(point):
+            case = self._case(point)
+            planner = Planner(case.hardware, reserve=default_reserve(case.hardware))
+            option = planner.fitted(
+                case.workload, case.strategy, recomputes=not self._holds_recomputation
+            )
+            return PlannedPoint(
+                option=option if option.fits else None, riskier=(option,) * option.may_fit
+            )
+        chooser = self._chooser(point)
+        choice = chooser.choose()
+        others = (choice.likeliest, chooser.riskier(choice))
+        return PlannedPoint(
+            option=choice.recommended, riskier=tuple(one for one in others if one is not None)
+        )

@@ -1,0 +1,205 @@
+"""Choice: the one setting to use for a workload on a machine, and the riskier one behind it.
+
+`zenflow plan`, `zenflow sweep --find` and `zenflow tune` all ask here, so that they agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sim.hardware.profile import HardwareProfile
+from sim.models.recomputation import Recomputation
+from sim.models.workload import Workload
+from sim.planning.grid import fewer_tokens
+from sim.planning.options import Option, Planner, default_reserve
+from sim.planning.search import Search
+from sim.timing.division import Division
+from zenflow.config import PRESETS
+
+_FASTER = 1.03
+"""Speed-up from which a riskier option is worth naming."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What to use."""
+
+    recommended: Option | None = None
+    """Option that is likely to fit, and leaves the reserve; None if there is none."""
+    likeliest: Option | None = None
+    """Option that is the likeliest to fit, where none is likely enough to be recommended."""
+    search: Search | None = None
+    """Search that found it; None if nothing may fit."""
+    per_devices: tuple[Option, ...] = ()
+    """Best option for each number of devices that was compared, most devices first."""
+
+    @property
+    def shown(self) -> Option | None:
+        """The recommended option, else the likeliest one; None if nothing may fit."""
+        return self.recommended or self.likeliest
+
+
+class Chooser:
+    """Searches for one workload, on any number of the machine's devices and with fewer tokens.
+
+    It remembers each search.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        hardware: HardwareProfile,
+        *,
+        names: Collection[str] = PRESETS,
+        checkpointing: Recomputation | None = None,
+        reserve: float | None = None,
+        parallel: str = "ddp",
+        reshards: bool = True,
+        releases: bool = True,
+        knobs: Mapping[str, Any] | None = None,
+        like: Chooser | None = None,
+    ) -> None:
+        """Start with nothing searched.
+
+        Args:
+            workload: Model, and tokens of a step on each device; how these are cut into
+                micro-batches is searched.
+            hardware: The machine. Fewer of its devices are looked at too.
+            names: Presets to choose from.
+            checkpointing: What backward recomputes; None tries all and nothing.
+            reserve: Bytes to leave free on each device and on the host; None is
+                `default_reserve`.
+            parallel: How devices share the model, one of `sim.timing.division.PARALLELS`.
+            reshards: Whether sharded weights are dropped behind forward.
+            releases: Whether gradients may leave during backward.
+            knobs: Settings of the update rule that are held.
+            like: Chooser of another step of the same model on the same machine, all else equal:
+                what one has searched the other need not.
+        """
+        self.workload = workload
+        self.hardware = hardware
+        self.reserve = default_reserve(hardware) if reserve is None else reserve
+        self._names = list(names)
+        self._settings: dict[str, Any] = {
+            "names": self._names, "checkpointing": checkpointing, "parallel": parallel,
+            "reshards": reshards, "releases": releases, "knobs": knobs,
+        }  # fmt: skip
+        self._searches: dict[tuple[int, ...], Search] = {} if like is None else like._searches
+        # Numbers of devices to look at: all, one host's, half of them, half of these, down to one.
+        machines = [hardware]
+        if hardware.num_hosts > 1:
+            machines.append(replace(hardware, num_hosts=1, network=None))
+        while (count := machines[-1].num_devices) > 1:
+            machines.append(replace(machines[-1], num_devices=count // 2))
+        self.planners: dict[int, Planner] = (
+            {machine.total_devices: Planner(machine, reserve=self.reserve) for machine in machines}
+            if like is None
+            else like.planners
+        )
+        # Steps to look at, those with most tokens first; none where weights exceed the device.
+        is_hopeless = is_too_large(workload, hardware, parallel)
+        self.works = [] if is_hopeless else [workload, *fewer_tokens(workload)]
+
+    def search(self, count: int, workload: Workload) -> Search:
+        """Return the search for a step's tokens on so many devices."""
+        key = (count, workload.batch_size, workload.accumulation, workload.sequence)
+        if key not in self._searches:
+            self._searches[key] = Search(workload, self.planners[count], **self._settings)
+        return self._searches[key]
+
+    @property
+    def most_tokens_per_second(self) -> float:
+        """Tokens per second that no option exceeds, selections aside.
+
+        Fewer sequences of one length have the same work for each step, and so fewer tokens per
+        second; shorter ones save attention.
+        """
+        shorter = [work for work in self.works if work.sequence < self.workload.sequence]
+        bounds = (
+            self.search(count, work).most_tokens_per_second
+            for work in (*self.works[:1], *shorter)
+            for count in self.planners
+        )
+        return max(bounds, default=0.0)
+
+    def choose(self) -> Choice:
+        """Return what to use.
+
+        Fewer sequences to a step are tried only where nothing fits with those asked for, and
+        shorter ones only where nothing may fit otherwise.
+        """
+        asked = self.workload.sequence
+        whole = [work for work in self.works if work.sequence == asked]
+        for works in (whole, self.works[len(whole) :]):
+            for work in works:
+                if (choice := self._recommended(work)) is not None:
+                    return choice
+            if (choice := self._likeliest(works)) is not None:
+                return choice
+        return Choice()
+
+    def _recommended(self, workload: Workload) -> Choice | None:
+        """Return the fastest option that is likely to fit; None if there is none.
+
+        Two numbers of devices are compared: the most that fit, and one.
+        """
+        found: list[tuple[Option, Search]] = []
+        for count in self.planners:
+            if found and count > 1:
+                continue
+            search = self.search(count, workload)
+            best = search.best(names=self._names)
+            found += [] if best is None else [(best, search)]
+        if not found:
+            return None
+        chosen, search = max(found, key=lambda pair: pair[0].tokens_per_second)
+        options = tuple(option for option, _ in found)
+        return Choice(recommended=chosen, search=search, per_devices=options)
+
+    def _likeliest(self, works: Sequence[Workload]) -> Choice | None:
+        """Return the likeliest of all options that may fit; None if none may."""
+        for reserve in (None, 0.0):
+            found = [
+                (option, search)
+                for search in self._on_all_or_one(works)
+                if (option := search.likeliest(self._names, reserve)) is not None
+            ]
+            if found:  # of equals the first, which has the most tokens
+                option, search = max(found, key=lambda pair: round(pair[0].chance or 0.0, 2))
+                return Choice(likeliest=option, search=search)
+        return None
+
+    def _on_all_or_one(self, works: Sequence[Workload]) -> Iterator[Search]:
+        """Yield the searches on all devices and on one."""
+        for work in works:
+            for count in dict.fromkeys((self.hardware.total_devices, 1)):
+                yield self.search(count, work)
+
+    def riskier(self, choice: Choice) -> Option | None:
+        """Return an option that is less likely to fit, and faster or with more tokens to a step.
+
+        None if there is none, or nothing to compare it with.
+        """
+        shown = choice.shown
+        if shown is None:
+            return None
+        tokens = shown.need.workload.tokens_per_step
+        works = [work for work in self.works if work.tokens_per_step >= tokens]
+        for search in self._on_all_or_one(works):
+            has_more = search.workload.tokens_per_step > tokens
+            for reserve in (None, 0.0):
+                best = search.best(names=self._names, reserve=reserve, chance=0.0)
+                if best is not None:
+                    faster = best.tokens_per_second > _FASTER * shown.tokens_per_second
+                    if (has_more or faster) and not best.fits:
+                        return best
+                    break
+        return None
+
+
+def is_too_large(workload: Workload, hardware: HardwareProfile, parallel: str) -> bool:
+    """Whether a device's weights alone exceed it."""
+    parts = Division.of(parallel, hardware.total_devices).device
+    return workload.model_bytes / parts > hardware.device.memory.value
