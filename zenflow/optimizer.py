@@ -16,6 +16,7 @@ from zenflow.columns.shards import local_of
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
 from zenflow.errors import GradientError, NormError
+from zenflow.host.signals import whole
 from zenflow.lanes.copies import PacedLink
 from zenflow.report import MemoryPlan
 from zenflow.rule.adamw import Hyper
@@ -189,6 +190,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
 
     # ---- parameters -------------------------------------------------------------------------
 
+    @whole
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, to unfreeze them in mid-run, say.
 
@@ -224,7 +226,9 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
             self._forget_gradients()
         super().zero_grad(set_to_none)
 
+    @whole
     def _forget_gradients(self) -> None:
+        self._check_process()
         self._max_norm_of_step = None
         self._source.forget()
 
@@ -239,6 +243,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
         self._check_no_gradients("restart_accumulation()")
         self._source.restart_count()
 
+    @whole
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Let `step()` clip this step's gradients to a global norm; return the norm before.
 
@@ -299,8 +304,12 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
             with torch.enable_grad():
                 loss = closure()
         inverse_scale = self._inverse_scale()
-        if inverse_scale is None:
-            return loss  # the loss scale overflowed: no step, as with torch's optimizers
+        if inverse_scale is not None:  # else it overflowed: no step, as with torch's optimizers
+            self._take_step(inverse_scale)
+        return loss
+
+    @whole
+    def _take_step(self, inverse_scale: float) -> None:
         engine = self._running
         hypers = [Hyper.of(group) for group in self.param_groups]
         try:
@@ -321,7 +330,6 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
         self._max_norm_of_step = None
         self._source.consume()
         self._source.count_change()
-        return loss
 
     _max_norm_of_step: float | None = None
 
@@ -364,6 +372,9 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
     def close(self) -> None:
         """End the optimizer's threads; it can't be used afterwards.
 
+        In a fork of its process, where it can't be used at all, this only leaves the parameters
+        to another one.
+
         Raises:
             GradientError: The gradient norm of the last step is not finite and no call has said so
                 yet. Threads have ended and memory is freed by then. The model outlives the
@@ -371,7 +382,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
                 nothing is said twice.
         """
         try:
-            if self._finalizer.alive and self._failure is None:
+            if self._finalizer.alive and self._failure is None and self._is_here:
                 self._running.reporter.resolve()
         finally:
             self._finalizer()

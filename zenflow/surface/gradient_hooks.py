@@ -13,6 +13,7 @@ from zenflow.columns.device_rows import Resident
 from zenflow.columns.layout import SplitParam
 from zenflow.columns.shards import RowSpread, spread
 from zenflow.errors import GradientError
+from zenflow.host.signals import whole
 from zenflow.step.engine import Engine
 from zenflow.step.gradients.released import ReleasedGradient, is_released
 
@@ -106,6 +107,7 @@ class GradientSource:
             handle = place.param.register_post_accumulate_grad_hook(hook(place))
             self._hooks.append(handle)
 
+    @whole
     def _arrived(self, place: SplitParam | Resident) -> None:
         """Release a gradient once its last micro-batch has been added."""
         if not self._is_last_arrival(place):
@@ -121,6 +123,7 @@ class GradientSource:
         self._arrivals[place] = self._arrivals.get(place, 0) + 1
         return self._arrivals[place] == self._accumulation_steps
 
+    @whole
     @torch.no_grad()
     def average_came(self, place: SplitParam | Resident, grad: Tensor) -> None:
         """Release a gradient that ranks have averaged, once its last micro-batch is in it.
