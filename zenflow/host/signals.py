@@ -79,10 +79,10 @@ class Uninterrupted:
             self._handlers[number](number, frame)
 
     def _end(self) -> None:
+        Uninterrupted._outermost = None  # first: from then on handlers may raise again
         try:
             self._give_back()
         finally:
-            Uninterrupted._outermost = None
             self._run()
 
     def _give_back(self) -> None:
