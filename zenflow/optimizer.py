@@ -81,6 +81,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
         max_grad_norm: L2 norm that `step()` clips all gradients to together; None does not clip.
     """
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         params: Iterable[Any],
@@ -133,6 +134,8 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
         Raises:
             TypeError: The config is no ``ZenFlowConfig``.
             ValueError: An argument breaks its rule.
+            MemoryError: The host has too little memory.
+            RuntimeError: The system gives too few threads.
         """
         self.config = checked_config(config)
         note_unused(foreach=foreach, fused=fused)
@@ -309,6 +312,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages):
         return loss
 
     @whole
+    @torch.inference_mode(False)  # memory that a step makes outlives a block of that mode
     def _take_step(self, inverse_scale: float) -> None:
         engine = self._running
         hypers = [Hyper.of(group) for group in self.param_groups]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,15 +38,44 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(strict(value), indent=2, allow_nan=False) + "\n")
 
 
+_HAS_NO_FLUSH = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF}
+"""What file systems answer that can't flush a directory, such as CIFS and some of FUSE's."""
+_MAY_NOT_OPEN = {errno.EACCES, errno.EPERM, errno.EISDIR}
+"""What they answer that let nobody open one."""
+
+
 def fsync_folder(folder: Path) -> None:
-    """Flush a directory's entries, so that a rename in it survives a power cut."""
+    """Flush a directory's entries, so that a rename in it survives a power cut.
+
+    Where a file system has no such thing, a rename is as durable as it gets.
+
+    Raises:
+        OSError: The disk is full or fails, or there is no such directory.
+    """
     if os.name == "nt":
-        return  # Windows opens no directories; its rename is as durable as it gets
-    descriptor = os.open(folder, os.O_RDONLY)
+        return  # Windows opens no directories
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        if error.errno in _HAS_NO_FLUSH | _MAY_NOT_OPEN:
+            return
+        raise
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _HAS_NO_FLUSH:
+            raise OSError(error.errno, error.strerror, str(folder)) from error
     finally:
         os.close(descriptor)
+
+
+def free_space(folder: Path) -> int | None:
+    """Return the bytes that are free where a folder lies; None where its file system won't say."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return None
+    return usage.free if usage.total else None
 
 
 def strict(value: Any) -> Any:

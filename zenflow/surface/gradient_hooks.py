@@ -16,6 +16,7 @@ from zenflow.errors import GradientError
 from zenflow.host.signals import whole
 from zenflow.step.engine import Engine
 from zenflow.step.gradients.released import ReleasedGradient, is_released
+from zenflow.surface.arguments import made_for_inference
 
 _log = logging.getLogger(__name__)
 
@@ -184,6 +185,9 @@ class GradientSource:
 
     def _read_marks(self) -> list[Mark]:
         """Return what a change of the weights changes, and what says where they are."""
+        for place in self._places:
+            if place.param.is_inference():  # has no version
+                raise RuntimeError(made_for_inference(place.name))
         return [(p.param._version, p.data.data_ptr(), p.param.dtype) for p in self._places]
 
     def count_change(self) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from experiments.output.files import free_space
 from experiments.training.ranks.launched import Launched, command
 from experiments.training.saved.checkpoint import CHECKPOINTS, checkpoints
 from zenflow.errors import CheckpointError, NormError
@@ -71,8 +71,8 @@ def warn_of_space(run: Training, memory: MemoryPlan) -> None:
     # Nothing waits in pinned memory at a save. Deferred weights are saved as they are used, too.
     states = memory.host_bytes - memory.pinned_bytes + memory.device_extra_bytes
     needed = 2 * run.setup.model_bytes + states
-    free = shutil.disk_usage(run.folder).free
-    if free < needed:
+    free = free_space(run.folder)
+    if free is not None and free < needed:
         run.reporter.say(
             f"Warning: a checkpoint of this run takes about {needed / 1e6:,.2f} MB, and "
             f"{run.folder} has {free / 1e6:,.2f} MB free: free space before its first save."

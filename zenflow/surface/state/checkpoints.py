@@ -48,6 +48,7 @@ class Checkpointed(WithEngine):
         return super().state_dict()
 
     @whole
+    @torch.inference_mode(False)
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up a state that `state_dict` returned; deferred weights on the device included.
 
@@ -91,6 +92,7 @@ class Checkpointed(WithEngine):
             after(self)
 
     @whole
+    @torch.inference_mode(False)
     def prepare_to_load(self, param_groups: Sequence[Mapping[str, Any]]) -> None:
         """Give this optimizer's tensors the shapes of a state that will be loaded in place.
 
