@@ -215,7 +215,7 @@ def test_what_a_save_is_interrupted_in_applies_no_gradient_twice(mode):
         undisturbed = weights_of(model)
     model, optimizer = make(mode)
     lines = Lines()
-    with closing(optimizer):
+    with closing(optimizer), handled(signal.SIGINT, signal.default_int_handler):
         for step, line in enumerate(lines_of_interest):
             take_steps(model, optimizer, [step])
             with lines.sending(line), pytest.raises(KeyboardInterrupt):
@@ -234,7 +234,7 @@ def test_a_signal_that_comes_again_breaks_off_a_step_that_hangs(monkeypatch):
             signal.raise_signal(signal.SIGINT)
         pytest.fail("nobody was heard")
 
-    with closing(optimizer):
+    with closing(optimizer), handled(signal.SIGINT, signal.default_int_handler):
         take_steps(model, optimizer, range(2))
         model.loss(2).backward()
         monkeypatch.setattr(optimizer._engine, "finish_step", hang)
@@ -243,4 +243,3 @@ def test_a_signal_that_comes_again_breaks_off_a_step_that_hangs(monkeypatch):
         assert now[0] == 2.0
         with pytest.raises(zenflow.WorkerError, match="broken off .* last checkpoint"):
             optimizer.step()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

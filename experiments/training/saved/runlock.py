@@ -17,7 +17,7 @@ from zenflow.errors import ConfigError
 LOCK = ".lock"
 """The file in the run's folder; it says who holds it."""
 
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 """What file systems without locks answer. A run there is as it was before there were locks."""
 
 

@@ -128,6 +128,7 @@ def test_a_signal_at_any_line_leaves_every_handler_in_its_place(heard):
         raise Stop
 
     signal.signal(signal.SIGUSR1, stop)
+    others = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR2)]
     places = set()
 
     def called(frame, event, argument):
@@ -153,7 +154,7 @@ def test_a_signal_at_any_line_leaves_every_handler_in_its_place(heard):
         finally:
             sys.settrace(None)
         assert signal.getsignal(signal.SIGUSR1) is stop
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGUSR2)] == others
         assert Uninterrupted._outermost is None
         if left > 0:
             break
