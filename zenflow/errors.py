@@ -8,7 +8,9 @@ apart.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from os import PathLike, fspath
 
 
 class ZenFlowError(Exception):
@@ -63,6 +65,22 @@ class CheckpointError(ZenFlowError):
     Raised by saving (a full disk, for one; the earlier checkpoint is then still whole) and by
     loading, before anything of the running state has been replaced.
     """
+
+
+@contextmanager
+def naming_file(path: str | PathLike[str], *also_called: str | PathLike[str]) -> Iterator[None]:
+    """Let an error of the disk say which file it is about: a write or a flush knows of none.
+
+    Args:
+        path: The file.
+        also_called: Names that nobody knows it by, such as its draft's.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename not in (None, *map(fspath, also_called)):
+            raise
+        raise OSError(error.errno, error.strerror, fspath(path)) from error
 
 
 def unknown_name(name: object, known: Iterable[str]) -> str:

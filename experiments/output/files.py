@@ -12,14 +12,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from zenflow.errors import naming_file
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path of a draft that takes the place of ``path``, unless writing it fails."""
+    """Yield the path of a draft that takes the place of ``path``, unless writing it fails.
+
+    Raises:
+        OSError: It does; the error names ``path``.
+    """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        yield draft
-        draft.replace(path)
+        with naming_file(path, draft):
+            yield draft
+            draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
 
@@ -61,12 +68,34 @@ def fsync_folder(folder: Path) -> None:
             return
         raise
     try:
-        os.fsync(descriptor)
+        with naming_file(folder):
+            os.fsync(descriptor)
     except OSError as error:
         if error.errno not in _HAS_NO_FLUSH:
-            raise OSError(error.errno, error.strerror, str(folder)) from error
+            raise
     finally:
         os.close(descriptor)
+
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
+"""What file systems without locks answer."""
+
+
+def lock(descriptor: int) -> None:
+    """Hold an open file against other processes, where there are locks.
+
+    Raises:
+        BlockingIOError: Another one holds it.
+    """
+    try:
+        import fcntl  # not on Windows
+    except ImportError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
 
 
 def free_space(folder: Path) -> int | None:

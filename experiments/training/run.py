@@ -15,6 +15,7 @@ from experiments.training.loop import Outcome, Training
 from experiments.training.preparation.setup import RunSetup, build_setup, describe
 from experiments.training.ranks.ranks import ALONE, Ranks
 from experiments.training.saved.checkpoint import CHECKPOINTS, Checkpoint, load_checkpoint
+from experiments.training.saved.results import remove_results
 from experiments.training.saved.resume import check_same_run, with_rise
 from experiments.training.saved.saving import warn_of_space
 from experiments.training.settings.training import TrainSettings
@@ -29,6 +30,7 @@ def run(
     reporter: Reporter,
     stop: StopRequest,
     resume: bool = False,
+    overwrite: bool = False,
     ranks: Ranks = ALONE,
 ) -> Outcome:
     """Train, and leave config.json, steps.jsonl, summary.json, trace, picture and checkpoint.
@@ -39,6 +41,7 @@ def run(
         reporter: Hears of every step.
         stop: Asked after every step whether to end early.
         resume: Go on from the checkpoint in ``folder``.
+        overwrite: Remove an earlier run's results once nothing more is checked.
         ranks: Processes that share the run; all of them call this, and the first one writes.
 
     Raises:
@@ -54,6 +57,8 @@ def run(
         check_same_run(setup, checkpoint)  # before any file of the run is touched
     setup = with_start(setup, folder if resume else None)
     folder.mkdir(parents=True, exist_ok=True)
+    if overwrite and ranks.is_first:
+        remove_results(folder)
     with _training(setup, folder, reporter, checkpoint) as training:
         reporter.detail(describe(setup))
         memory = training.memory()

@@ -147,7 +147,7 @@ def test_a_child_that_ends_among_true_weights_leaves_them_alone(forked):
 
 
 def test_processes_of_multiprocessing_end(forked):
-    model, optimizer = forked
+    optimizer = forked[1]
     context = multiprocessing.get_context("fork")
     process = context.Process(target=lambda held: held.close(), args=(optimizer,))
     process.start()

@@ -241,5 +241,5 @@ def test_a_signal_that_comes_again_breaks_off_a_step_that_hangs(monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             optimizer.step()
         assert now[0] == 2.0
-        with pytest.raises(zenflow.WorkerError, match="broken off .* last checkpoint"):
+        with pytest.raises(zenflow.WorkerError, match=r"broken off .* last checkpoint"):
             optimizer.step()

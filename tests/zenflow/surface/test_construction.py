@@ -318,7 +318,7 @@ def test_memory_of_torchs_that_is_refused_is_told_likewise(monkeypatch):
 def test_an_error_that_is_not_of_memory_stays_what_it_is(monkeypatch):
     zeroed = Refused(host_memory._zeroed, 1, RuntimeError("another"))
     monkeypatch.setattr(host_memory, "_zeroed", zeroed)
-    with pytest.raises(RuntimeError, match="^another$"):
+    with pytest.raises(RuntimeError, match=r"^another$"):
         ZenFlowAdamW(TinyStack().parameters(), config=CONFIG)
 
 
