@@ -68,17 +68,20 @@ class CheckpointError(ZenFlowError):
 
 
 @contextmanager
-def naming_file(path: str | PathLike[str], *also_called: str | PathLike[str]) -> Iterator[None]:
+def naming_file(
+    path: str | PathLike[str], draft: str | PathLike[str] | None = None
+) -> Iterator[None]:
     """Let an error of the disk say which file it is about: a write or a flush knows of none.
 
     Args:
         path: The file.
-        also_called: Names that nobody knows it by, such as its draft's.
+        draft: What takes its place, and is known to nobody; None where it is written itself.
     """
+    hidden = None if draft is None else fspath(draft)
     try:
         yield
     except OSError as error:
-        if error.errno is None or error.filename not in (None, *map(fspath, also_called)):
+        if error.errno is None or error.filename not in (None, hidden):
             raise
         raise OSError(error.errno, error.strerror, fspath(path)) from error
 
