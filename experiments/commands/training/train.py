@@ -119,7 +119,11 @@ def _train(
             from experiments.training.launch import launch  # loads torch, which help must not
 
             return launch(
-                settings, folder, compare=compare, resume=resume is not None, overwrite=overwrite
+                settings,
+                folder,
+                compare=compare,
+                resume=resume is not None,
+                overwrite=overwrite and resume is None,
             )
     except OSError as error:
         raise click.ClickException(_not_written(folder, error)) from error
@@ -197,8 +201,8 @@ def _check_folder(folder: Path, overwrite: bool, replay: str | None) -> None:
         )
     if overwrite and replay is not None and folder.resolve() in Path(replay).resolve().parents:
         raise ConfigError(
-            f"--overwrite would remove the run that --replay repeats: choose another --out than "
-            f"{folder}"
+            f"--overwrite would remove the run in {folder} that --replay repeats: choose another "
+            "--out"
         )
     if not overwrite and any(path.name != LOCK for path in folder.iterdir()):
         raise ConfigError(

@@ -90,6 +90,13 @@ def test_a_removal_that_ends_early_can_go_on(tmp_path, monkeypatch):
     assert others_in(tmp_path) == []
 
 
+def test_a_run_that_goes_on_is_not_overwritten(tmp_path, flags):
+    out = trained(tmp_path / "run", *flags)
+    said = ended(0, "--resume", out, "--overwrite", "--steps", "3")
+    assert "3/3" in said
+    assert len((out / "steps.jsonl").read_text().splitlines()) == 3
+
+
 def test_nothing_is_removed_for_a_run_that_is_refused(tmp_path, flags):
     out = trained(tmp_path / "run", *flags)
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
