@@ -118,6 +118,7 @@ def test_a_signal_that_was_ignored_before_stays_ignored():
     former = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         with Interrupts(signal.SIGTERM) as interrupts:
+            assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
             signal.raise_signal(signal.SIGTERM)
             interrupts.check()
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
