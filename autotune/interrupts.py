@@ -30,10 +30,11 @@ class Interrupts:
         self._may_raise = False
 
     def __enter__(self) -> Interrupts:
-        """Take the signals over."""
+        """Take the signals over, but for those that the program was begun with ignored."""
         if threading.current_thread() is threading.main_thread():
             for number in self._signals:
-                self._former[number] = signal.signal(number, self._note)
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    self._former[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -8,7 +8,9 @@ apart.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from os import PathLike, fspath
 
 
 class ZenFlowError(Exception):
@@ -64,6 +66,25 @@ class CheckpointError(ZenFlowError):
     Raised by saving (a full disk, for one; the earlier checkpoint is then still whole) and by
     loading, before anything of the running state has been replaced.
     """
+
+
+@contextmanager
+def naming_file(
+    path: str | PathLike[str], draft: str | PathLike[str] | None = None
+) -> Iterator[None]:
+    """Let an error of the disk say which file it is about: a write or a flush knows of none.
+
+    Args:
+        path: The file.
+        draft: What takes its place, and is known to nobody; None where it is written itself.
+    """
+    hidden = None if draft is None else fspath(draft)
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename not in (None, hidden):
+            raise
+        raise OSError(error.errno, error.strerror, fspath(path)) from error
 
 
 def unknown_name(name: object, known: Iterable[str]) -> str:

@@ -16,6 +16,7 @@ from zenflow.columns.shards import local_of
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
 from zenflow.errors import GradientError
+from zenflow.host.signals import whole
 from zenflow.lanes.copies import PacedLink
 from zenflow.report import MemoryPlan
 from zenflow.rule.adamw import Hyper
@@ -84,6 +85,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages, Foll
     memory: MemoryPlan
     """Bytes on host and device, known before the first step; anew when k changes."""
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         params: Iterable[Any],
@@ -136,6 +138,8 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages, Foll
         Raises:
             TypeError: The config is no ``ZenFlowConfig``.
             ValueError: An argument breaks its rule.
+            MemoryError: The host has too little memory.
+            RuntimeError: The system gives too few threads.
         """
         self.config = checked_config(config)
         note_unused(foreach=foreach, fused=fused)
@@ -194,6 +198,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages, Foll
 
     # ---- parameters -------------------------------------------------------------------------
 
+    @whole
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, to unfreeze them in mid-run, say.
 
@@ -230,7 +235,9 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages, Foll
             self._forget_gradients()
         super().zero_grad(set_to_none)
 
+    @whole
     def _forget_gradients(self) -> None:
+        self._check_process()
         self._max_norm_of_step = None
         self._source.forget()
 
@@ -245,6 +252,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages, Foll
         self._check_no_gradients("restart_accumulation()")
         self._source.restart_count()
 
+    @whole
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Let `step()` clip this step's gradients to a global norm; return the norm before.
 
@@ -318,8 +326,13 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages, Foll
                 loss = closure()
         self._check_averages()
         inverse_scale = self._inverse_scale()
-        if inverse_scale is None:
-            return loss  # the loss scale overflowed: no step, as with torch's optimizers
+        if inverse_scale is not None:  # else it overflowed: no step, as with torch's optimizers
+            self._take_step(inverse_scale)
+        return loss
+
+    @whole
+    @torch.inference_mode(False)  # memory that a step makes outlives a block of that mode
+    def _take_step(self, inverse_scale: float) -> None:
         engine = self._running
         self._source.drop_missing()
         hypers = [Hyper.of(group) for group in self.param_groups]
@@ -340,7 +353,6 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages, Foll
         self._max_norm_of_step = None
         self._source.consume()
         self._source.count_change()
-        return loss
 
     _max_norm_of_step: float | None = None
 
@@ -383,6 +395,9 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages, Foll
     def close(self) -> None:
         """End the optimizer's threads; it can't be used afterwards.
 
+        In a fork of its process, where it can't be used at all, this only leaves the parameters
+        to another one.
+
         Raises:
             GradientError: The gradient norm of the last step is not finite and no call has said so
                 yet. Threads have ended and memory is freed by then. The model outlives the
@@ -390,7 +405,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages, Foll
                 nothing is said twice.
         """
         try:
-            if self._finalizer.alive and self._failure is None:
+            if self._finalizer.alive and self._failure is None and self._is_here:
                 self._running.reporter.resolve()
         finally:
             self._finalizer()

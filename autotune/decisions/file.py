@@ -23,7 +23,7 @@ from autotune.decisions.records import (
     line_of,
     record_of,
 )
-from zenflow.errors import ConfigError
+from zenflow.errors import ConfigError, naming_file
 from zenflow.knobs import Knobs
 
 __all__ = [
@@ -146,8 +146,9 @@ class DecisionLog:
             raise ConfigError(f"{self.path} is not open: call start() or resume() first")
         line = line_of(self.num_lines, record)
         self._sequence.take(record)
-        self._file.write(line)
-        self._file.flush()
+        with naming_file(self.path):
+            self._file.write(line)
+            self._file.flush()
 
     def end(self, *, step: int, search_seconds: float, run_seconds: float) -> None:
         """Write the last line.
@@ -172,7 +173,8 @@ class DecisionLog:
     def sync(self) -> None:
         """Have every line on the disk when the call returns."""
         if self._file is not None:
-            os.fsync(self._file.fileno())
+            with naming_file(self.path):
+                os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file; it can be resumed."""
@@ -190,11 +192,12 @@ class DecisionLog:
             text += line_of(n, record)
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         try:
-            with open(temporary, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self.path)
+            with naming_file(self.path, temporary):
+                with open(temporary, "w", encoding="utf-8") as file:
+                    file.write(text)
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.replace(self.path)
         finally:
             temporary.unlink(missing_ok=True)
         self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115  (closed by close)

@@ -16,7 +16,7 @@ from experiments.commands.flag_types import (
     PICTURE,
     LinkRates,
 )
-from experiments.output.target import check_folder, naming
+from experiments.output.target import check_folder
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ def calibrate(**flags: Any) -> None:
         profile = done.profile
         click.echo(findings(done))
 
-    with naming(flags["out"]):
-        write_profile(profile, flags["out"])
+    write_profile(profile, flags["out"])
     click.echo(
         f"profile: {flags['out']}; use it as in zenflow simulate --profile {flags['out']}, or let "
         f"zenflow train --auto --profile {flags['out']} start from it"

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from experiments.output.target import naming
+from zenflow.errors import naming_file
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path of a draft that takes the place of ``path``, unless writing it fails."""
+    """Yield the path of a draft that takes the place of ``path``, unless writing it fails.
+
+    Raises:
+        OSError: It does; the error names ``path``.
+    """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with naming(path):
+        with naming_file(path, draft):
             yield draft
             draft.replace(path)
     finally:
@@ -39,15 +45,70 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(strict(value), indent=2, allow_nan=False) + "\n")
 
 
+_HAS_NO_FLUSH = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF}
+"""What file systems answer that can't flush a directory, such as CIFS and some of FUSE's."""
+_MAY_NOT_OPEN = {errno.EACCES, errno.EPERM, errno.EISDIR}
+"""What they answer that let nobody open one."""
+
+
 def fsync_folder(folder: Path) -> None:
-    """Flush a directory's entries, so that a rename in it survives a power cut."""
+    """Flush a directory's entries, so that a rename in it survives a power cut.
+
+    Where a file system has no such thing, a rename is as durable as it gets.
+
+    Raises:
+        OSError: The disk is full or fails, or there is no such directory.
+    """
     if os.name == "nt":
-        return  # Windows opens no directories; its rename is as durable as it gets
-    descriptor = os.open(folder, os.O_RDONLY)
+        return  # Windows opens no directories
     try:
-        os.fsync(descriptor)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        if error.errno in _HAS_NO_FLUSH | _MAY_NOT_OPEN:
+            return
+        raise
+    try:
+        with naming_file(folder):
+            os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _HAS_NO_FLUSH:
+            raise
     finally:
         os.close(descriptor)
+
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
+"""What file systems without locks answer."""
+
+
+def lock(descriptor: int) -> None:
+    """Hold an open file against other processes, where there are locks.
+
+    Raises:
+        BlockingIOError: Another one holds it.
+    """
+    try:
+        import fcntl  # not on Windows
+    except ImportError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+
+
+def free_space(folder: Path) -> int | None:
+    """Return the bytes that are free where a folder lies, or will lie.
+
+    None where its file system won't say: some of a network report zeros.
+    """
+    there = next((path for path in (folder, *folder.absolute().parents) if path.is_dir()), folder)
+    try:
+        usage = shutil.disk_usage(there)
+    except OSError:
+        return None
+    return usage.free if usage.total else None
 
 
 def strict(value: Any) -> Any:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from zenflow.errors import ConfigError
@@ -70,12 +69,3 @@ def _try(folder: Path, target: Path) -> None:
         raise ConfigError(
             f"{target} can't be written ({error.strerror or error}): name another place"
         ) from error
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Have errors of writing a file name it: those of a full disk name none, a draft's its own."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error

@@ -33,6 +33,7 @@ from experiments.training.ranks.agreement import stop_together
 from experiments.training.ranks.ranks import ALONE, Ranks
 from experiments.training.run import run
 from experiments.training.saved.checkpoint import CHECKPOINTS, latest_checkpoint
+from experiments.training.saved.results import remove_results
 from experiments.training.saved.runlock import locked
 from experiments.training.settings.training import COMPARED, TrainSettings
 from experiments.training.stop import StopRequest
@@ -93,6 +94,7 @@ def run_comparison(
     reporter: Reporter,
     stop: StopRequest,
     resume: bool = False,
+    overwrite: bool = False,
     ranks: Ranks = ALONE,
 ) -> Outcome:
     """Run the strategies one after another and leave compare.json and compare.png beside them.
@@ -104,6 +106,7 @@ def run_comparison(
         reporter: Hears of every step, and prints the table.
         stop: A request ends the run in progress after its step, and starts no other.
         resume: Keep what is finished, go on with what has a checkpoint.
+        overwrite: Remove an earlier comparison's results once nothing more is checked.
         ranks: Processes that share every run; all of them call this, and the first one writes.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -114,7 +117,11 @@ def run_comparison(
         choice = choose_link(build_setup(settings, ranks=ranks))
         reporter.say(str(choice))
         settings = replace(settings, link=(choice.bytes_per_second, choice.bytes_per_second))
+    elif overwrite:
+        build_setup(settings, ranks=ranks)  # refuses what no run could be made of
     if ranks.is_first:
+        if overwrite:
+            remove_results(folder)
         record = {"compare": names, "settings": settings.to_dict(), **provenance()}
         write_json(folder / "config.json", record)
     if settings.steps is not None:

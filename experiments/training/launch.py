@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,26 +33,32 @@ _NOTICE_UNSAVED = (
 )
 
 
-def launch(settings: TrainSettings, folder: Path, *, compare: bool, resume: bool) -> int:
+def launch(
+    settings: TrainSettings, folder: Path, *, compare: bool, resume: bool, overwrite: bool = False
+) -> int:
     """Run once or four times; 0 at the end, 128 + its number after a signal.
 
     Of several ranks the first one shows the run, and names the folder.
     """
+    work: Callable[..., Outcome] = run_comparison if compare else run
+    work = partial(work, resume=resume, overwrite=overwrite)
     with joined(settings.parallel, settings.device) as ranks:
-        return _launch(settings, ranks.of_first(folder), ranks, compare=compare, resume=resume)
+        return _launch(work, settings, ranks.of_first(folder), ranks, compare=compare)
 
 
 def _launch(
-    settings: TrainSettings, folder: Path, ranks: Ranks, *, compare: bool, resume: bool
+    work: Callable[..., Outcome],
+    settings: TrainSettings,
+    folder: Path,
+    ranks: Ranks,
+    *,
+    compare: bool,
 ) -> int:
-    work: Callable[..., Outcome] = run_comparison if compare else run
     reporter = Reporter(wide_console() if ranks.is_first else Console(quiet=True))
     notice = _NOTICE if settings.checkpoint else _NOTICE_UNSAVED
     with StopRequest(notice if ranks.is_first else "") as stop:
         try:
-            outcome = work(
-                settings, folder, reporter=reporter, stop=stop, resume=resume, ranks=ranks
-            )
+            outcome = work(settings, folder, reporter=reporter, stop=stop, ranks=ranks)
         except KeyboardInterrupt:
             if not stop.requested:
                 raise

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from experiments.output.progress import Reporter
 from experiments.output.run_types import Evaluation, RunSummary
@@ -33,7 +32,13 @@ from experiments.training.saved.resume import (
     told,
 )
 from experiments.training.saved.run_state import load_run, save_run
-from experiments.training.saved.saving import SavePace, how_to_go_on, save_or_warn, saving_first
+from experiments.training.saved.saving import (
+    SavePace,
+    Troubles,
+    how_to_go_on,
+    save_or_warn,
+    saving_first,
+)
 from experiments.training.stop import StopRequest
 from experiments.training.tuned.run import Tuning
 from zenflow.errors import CheckpointError
@@ -119,7 +124,7 @@ class Training:
         if troubles:
             raise CheckpointError(
                 f"the run in {self.folder} ended after step {self.step}, but could not write:\n"
-                + "".join(f"- {trouble}\n" for trouble in troubles)
+                + f"{troubles}\n"
                 + f"Mend that, then go on. {how_to_go_on(self)}"
             )
         return Outcome(
@@ -141,28 +146,21 @@ class Training:
         agreed.end()
         self.optimizer.synchronize()
 
-    def _finish(self) -> tuple[RunSummary, list[str]]:
+    def _finish(self) -> tuple[RunSummary, Troubles]:
         """Write the run's files, the checkpoint first; return summary and what went wrong."""
         self.rows.flush(self.optimizer.report)
         timelines = self.ranks.collect(self.optimizer.timeline)
         evaluation: Evaluation = {}
-        troubles: list[str] = []
+        troubles = Troubles()
 
-        @contextmanager
-        def noting() -> Iterator[None]:
-            try:
-                yield
-            except (CheckpointError, OSError, SafetensorError) as error:
-                troubles.append(str(error))
-
-        with noting():
+        with troubles.noted():
             if self.setup.settings.checkpoint:
                 self.save()
             else:
                 self.ranks.together(self.rows.sync)
         if self._is_done:
             evaluation = self.evaluate()
-            with noting():
+            with troubles.noted():
                 self.export()
         self.reporter.finish()
         memory, summary = self.memory(), None
@@ -174,7 +172,7 @@ class Training:
         assert summary is not None
         if not self.ranks.is_first:
             return summary, troubles
-        with noting():
+        with troubles.noted():
             if self.tuning is not None and self._is_done:
                 self.tuning.end(self.step, summary["run_seconds"])
             traced = [described(timeline, self.setup, summary) for timeline in timelines]

@@ -20,6 +20,7 @@ from experiments.training.saved.checkpoint import (
     latest_checkpoint,
     load_checkpoint,
 )
+from experiments.training.saved.results import remove_results
 from experiments.training.saved.resume import check_same_run, with_rise
 from experiments.training.saved.space import check_space
 from experiments.training.settings.training import TrainSettings
@@ -35,6 +36,7 @@ def run(
     reporter: Reporter,
     stop: StopRequest,
     resume: bool = False,
+    overwrite: bool = False,
     ranks: Ranks = ALONE,
 ) -> Outcome:
     """Train, and leave config.json, steps.jsonl, summary.json, trace, picture and checkpoint.
@@ -45,6 +47,7 @@ def run(
         reporter: Hears of every step.
         stop: Asked after every step whether to end early.
         resume: Go on from the checkpoint in ``folder``.
+        overwrite: Remove an earlier run's results once nothing more is checked.
         ranks: Processes that share the run; all of them call this, and the first one writes.
 
     Raises:
@@ -62,6 +65,8 @@ def run(
     space = check_space(setup, folder, has_one=checkpoint is not None)
     setup = with_start(setup, folder if resume else None)
     folder.mkdir(parents=True, exist_ok=True)
+    if overwrite and ranks.is_first:
+        remove_results(folder)
     with _training(setup, folder, reporter, checkpoint) as training:
         reporter.detail(describe(setup))
         if checkpoint is not None:

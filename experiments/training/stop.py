@@ -1,7 +1,8 @@
-"""Ctrl-C, SIGTERM and SIGHUP as a request: finish the step, save, say so, leave with 128 + number.
+"""Signals as a request: finish the step, save, say so, leave with 128 + number.
 
-A second signal ends the process at once, except one that comes with the first: who sees nothing
-happen presses twice, and a terminal that closes signals twice.
+SIGINT (Ctrl-C) and SIGTERM ask for the end. One of them that comes again ends the process at once,
+unless both came together: who sees nothing happen presses twice. SIGHUP, SIGUSR1 and SIGUSR2
+announce it: a terminal closes, or a scheduler's time is up soon and its SIGTERM follows.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ASKING = (signal.SIGINT, signal.SIGTERM)
+_ANNOUNCING = tuple(
+    getattr(signal, name) for name in ("SIGHUP", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)
+)
 _SAME_SECONDS = 1.0
 """Signals that are no further apart are one request."""
 
@@ -30,16 +34,18 @@ class StopRequest:
         """
         self.signal: signal.Signals | None = None
         self._notice = notice
-        self._since = 0.0
+        self._asked: float | None = None
         self._former: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopRequest:
-        """Take over the signals; only Python's main thread may."""
+        """Take over the signals that are not ignored; only Python's main thread may.
+
+        Who begins a program with a signal ignored, as nohup does, wants it to go on.
+        """
         if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
-                if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                    continue  # nohup: a terminal that closes is none of its business
-                self._former[number] = signal.signal(number, self._note)
+            for number in (*_ASKING, *_ANNOUNCING):
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    self._former[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *unused: object) -> None:
@@ -60,12 +66,16 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         del frame
-        now = time.monotonic()
         if self.signal is None:
-            self.signal, self._since = signal.Signals(number), now
+            self.signal = signal.Signals(number)
             if self._notice:
                 # Past all buffers: the signal may have come in the middle of a print.
                 with suppress(OSError):  # the terminal is gone, which was the signal
                     os.write(2, f"\n{self._notice}\n".encode())
-        elif number != signal.SIGHUP and now - self._since > _SAME_SECONDS:
+        if number in _ANNOUNCING:
+            return
+        now = time.monotonic()
+        if self._asked is None:
+            self._asked = now
+        elif now - self._asked > _SAME_SECONDS:
             raise KeyboardInterrupt  # no save can trap the user

@@ -20,7 +20,7 @@ from sim.hardware.components import CORE_UPDATE, DEEPSPEED_SHARE
 from sim.hardware.figures import Quantity
 from sim.hardware.profile import HardwareProfile
 from zenflow.config import raise_violations, unknown_name
-from zenflow.errors import ConfigError
+from zenflow.errors import ConfigError, naming_file
 
 SCHEMA_VERSION = 7
 """Version of the files that this code writes. It reads those before, too."""
@@ -64,8 +64,9 @@ def write_profile(profile: HardwareProfile, path: str | os.PathLike[str]) -> Non
     _check_metadata(content["metadata"])
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        with naming_file(path, temporary):
+            temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+            temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -112,3 +112,15 @@ def test_what_comes_while_children_start_is_heard_afterwards():
     with pytest.raises(KeyboardInterrupt):
         start()
     assert heard == ["not yet"]
+
+
+def test_a_signal_that_was_ignored_before_stays_ignored():
+    former = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with Interrupts(signal.SIGTERM) as interrupts:
+            assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+            signal.raise_signal(signal.SIGTERM)
+            interrupts.check()
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, former)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from zenflow.host.jobs import CJob
 from zenflow.host.library import c_library
+from zenflow.host.process import OwnProcess
 
 PIECE_ELEMENTS = 1 << 17
 """Number of elements that a thread takes at once. All threads then end at about the same time."""
@@ -27,6 +28,7 @@ class HostPool:
             RuntimeError: The system gives no more.
         """
         self._library = library
+        self._process = OwnProcess()
         self._lock = threading.Lock()
         self._num_calls = 0
         self._pool = library.zenflow_pool_open(num_helpers)
@@ -57,7 +59,9 @@ class HostPool:
                 self._num_calls -= 1
 
     def close(self) -> None:
-        """End the threads, unless a call hangs that uses them."""
+        """End the threads, unless a call hangs that uses them, or they are another process's."""
+        if not self._process.is_here:
+            return
         with self._lock:
             if self._num_calls:
                 return

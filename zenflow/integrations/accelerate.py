@@ -171,7 +171,7 @@ class _Clipping:
             owned = {p for g in optimizer.param_groups for p in g["params"] if p.requires_grad}
             if meant.isdisjoint(owned):
                 continue
-            _check_clipping(len(meant), len(owned), norm_type, is_same=meant == owned)
+            _check_clipping(meant, owned, norm_type)
             if not accelerator.sync_gradients:
                 raise RuntimeError(
                     "gradients are clipped once a step, not after each of its micro-batches: call "
@@ -183,11 +183,20 @@ class _Clipping:
         return clipped
 
 
-def _check_clipping(num_meant: int, num_owned: int, norm_type: float, *, is_same: bool) -> None:
-    if not is_same:
+def _check_clipping(meant: set[Tensor], owned: set[Tensor], norm_type: float) -> None:
+    counts = (
+        f"clip_grad_norm_ got {len(meant)} trainable parameters, and the optimizer has "
+        f"{len(owned)}"
+    )
+    if foreign := len(meant - owned):
         raise ValueError(
-            f"clip_grad_norm_ got {num_meant} trainable parameters, and the optimizer has "
-            f"{num_owned}: it clips by the norm of all of its own; give it model.parameters()"
+            f"{counts}: {foreign} of the former were unfrozen or added after it was made, and it "
+            "does not train them. Unfreeze layers before that (a trainer makes it in train()), "
+            "call optimizer.add_param_group({'params': [...]}) with them, or freeze them again"
+        )
+    if meant != owned:
+        raise ValueError(
+            f"{counts}: it clips by the norm of all of its own; give it model.parameters()"
         )
     if norm_type != 2:
         raise ValueError(f"ZenFlowAdamW clips by the L2 norm, got norm_type={norm_type}")

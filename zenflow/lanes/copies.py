@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from zenflow.lanes.completion import Completion, already_done
-from zenflow.lanes.threads import join
+from zenflow.lanes.threads import join, start
 from zenflow.trace.recorder import Recorder
 
 
@@ -107,7 +107,7 @@ class CopyLane:
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        start(self._thread)
 
     def submit(self, copy: Copy) -> None:
         """Queue a copy behind those queued before."""
@@ -146,10 +146,11 @@ class CopyLane:
         and with that take the interpreter from the thread that launches backward.
         """
         if self._watcher is None:
-            self._watcher = threading.Thread(
+            watcher = threading.Thread(
                 target=self._see_done, name=f"zenflow-{self.name}-end", daemon=True
             )
-            self._watcher.start()
+            start(watcher)
+            self._watcher = watcher
         self._launched.put(launched)
 
     def _see_done(self) -> None:

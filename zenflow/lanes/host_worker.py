@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from zenflow.lanes.completion import Completion
-from zenflow.lanes.threads import join
+from zenflow.lanes.threads import join, start
 from zenflow.trace.recorder import Recorder
 
 
@@ -67,7 +67,7 @@ class HostWorker:
         for index in range(num_threads):
             name = f"zenflow-host-{index}"
             thread = threading.Thread(target=self._loop, name=name, daemon=True)
-            thread.start()
+            start(thread)
             self._threads.append(thread)
 
     def submit(

@@ -1,11 +1,29 @@
-"""The end of the engine's own threads."""
+"""The begin and the end of the engine's own threads."""
 
 from __future__ import annotations
 
 import threading
 
+import psutil
+
 MOST_SECONDS = 5.0
 """Seconds for which a thread's end is waited for. One that hangs is left behind."""
+
+
+def start(thread: threading.Thread) -> None:
+    """Start a thread.
+
+    Raises:
+        RuntimeError: The system gives no more.
+    """
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"the system gives no thread for {thread.name}, beside the "
+            f"{psutil.Process().num_threads()} that this process has: choose fewer host_threads, "
+            "or raise the limit on processes (ulimit -u, or the container's)"
+        ) from error
 
 
 def join(thread: threading.Thread) -> None:

@@ -58,6 +58,7 @@ from zenflow.device.base import AbstractDevice, Arrival
 from zenflow.device.stalls import StallClock
 from zenflow.host.limits import free_bytes
 from zenflow.host.pool import HostPool
+from zenflow.host.process import OwnProcess
 from zenflow.host.ranks import ranks_on_this_machine
 from zenflow.lanes.completion import unique, wait_all
 from zenflow.lanes.copies import CopyLane, PacedLink
@@ -95,6 +96,7 @@ class Engine:
 
     Attributes:
         step: Number of steps taken so far.
+        process: The process that has its threads.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class Engine:
         self.device = device
         self.wait_timeout = wait_timeout
         self._ending = ending
+        self.process = OwnProcess()
         self.step = 0
         self.calendar = WindowCalendar(config, [block.shape for block in layout.blocks])
         self.decisions = Decisions(controller, layout, self.calendar)
@@ -380,5 +383,9 @@ class Engine:
         self.device.synchronize()
 
     def close(self) -> None:
-        """End all threads; queued work that has not started is dropped."""
-        self._ending.close()
+        """End all threads; queued work that has not started is dropped.
+
+        A fork of the process has none of them, and copies of locks that nobody will open.
+        """
+        if self.process.is_here:
+            self._ending.close()

@@ -37,8 +37,8 @@ def named_params(param_groups: Sequence[dict[str, Any]]) -> list[NamedParam]:
     """Return every trainable parameter with its group's index and a name for messages.
 
     Raises:
-        ValueError: A parameter is sparse, of another dtype or given twice, or two share one
-            storage.
+        ValueError: A parameter is sparse, of another dtype, made under `torch.inference_mode` or
+            given twice, or two share one storage.
     """
     named = []
     storages: dict[int, NamedParam] = {}
@@ -53,6 +53,8 @@ def named_params(param_groups: Sequence[dict[str, Any]]) -> list[NamedParam]:
                     f"{name} is {param.dtype}: only float32, bfloat16 and float16 are trained; "
                     "cast the model first, then make the optimizer"
                 )
+            if param.is_inference():
+                raise ValueError(made_for_inference(name))
             if param.layout != torch.strided:
                 raise ValueError(
                     f"{name} is a {param.layout} tensor: only dense parameters are trained; use "
@@ -69,6 +71,15 @@ def named_params(param_groups: Sequence[dict[str, Any]]) -> list[NamedParam]:
                 )
             named.append(item)
     return named
+
+
+def made_for_inference(name: str) -> str:
+    """Return what to say of a parameter that autograd leaves out for good."""
+    return (
+        f"{name} was made under torch.inference_mode(), and what is made there can't be trained: "
+        "make, load or move the model outside of it, then make the optimizer; torch.no_grad() "
+        "does no such harm"
+    )
 
 
 def checked_config(config: object) -> ZenFlowConfig:

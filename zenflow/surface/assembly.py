@@ -19,6 +19,8 @@ from zenflow.controller import AbstractController, FixedInterval
 from zenflow.device.base import AbstractDevice
 from zenflow.device.cpu import CpuDevice
 from zenflow.device.cuda import CudaDevice
+from zenflow.host.limits import free_bytes
+from zenflow.host.memory import is_refused
 from zenflow.host.ranks import num_ranks
 from zenflow.lanes.copies import PacedLink
 from zenflow.rule.adamw import Hyper
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _log = logging.getLogger(__name__)
+
+STATE_BYTES = 12
+"""Bytes of a parameter's state, wherever it is: AdamW's two moments and the master, float32."""
 
 
 def start_engine(
@@ -60,6 +65,8 @@ def start_engine(
 
     Raises:
         ValueError: The parameters do not go together, or not with the link.
+        MemoryError: The host has too little memory.
+        RuntimeError: The system gives too few threads.
     """
     named = named_params(param_groups)
     shards = Shards.of(named, wait_timeout)
@@ -103,11 +110,25 @@ def start_engine(
             ending=ending,
         )
         deciding.attach(engine)
-    except BaseException:
+    except BaseException as error:
         ending.close()
+        if is_refused(error):
+            raise MemoryError(_too_much(named)) from error
         raise
     places = {place.param: place for place in layout.places}
     return engine, [places[item.param] for item in named]
+
+
+def _too_much(named: Sequence[NamedParam]) -> str:
+    """Return what to say of host memory that was refused."""
+    count = sum(item.data.numel() for item in named)
+    free, limit = free_bytes()
+    return (
+        f"the host has too little memory for the optimizer: the state of {count:,} parameters "
+        f"takes at least {STATE_BYTES * count:,} bytes, and {limit} leaves {max(free, 0):,.0f}. "
+        "Free memory, raise that limit, or train fewer parameters; zenflow plan says what a run "
+        "needs"
+    )
 
 
 def _shared_settings(

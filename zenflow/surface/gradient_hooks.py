@@ -13,9 +13,11 @@ from zenflow.columns.device_rows import Resident
 from zenflow.columns.layout import SplitParam
 from zenflow.columns.shards import RowSpread, spread
 from zenflow.errors import GradientError
+from zenflow.host.signals import whole
 from zenflow.step.engine import Engine
 from zenflow.step.gradients.ownership import is_own
 from zenflow.step.gradients.released import ReleasedGradient, is_released
+from zenflow.surface.arguments import made_for_inference
 
 _log = logging.getLogger(__name__)
 
@@ -118,6 +120,7 @@ class GradientSource:
         for place in self._places:
             self._hooks.append(place.param.register_post_accumulate_grad_hook(note(place)))
 
+    @whole
     def _arrived(self, place: SplitParam | Resident) -> None:
         """Release a gradient once its last micro-batch has been added."""
         if self._accumulation_steps > 1:
@@ -166,6 +169,7 @@ class GradientSource:
         if self._engine.collector.is_empty:
             self._accumulation_steps = max(self._arrivals.values(), default=0) + count
 
+    @whole
     @torch.no_grad()
     def average_came(self, place: SplitParam | Resident, grad: Tensor) -> None:
         """Release a gradient that ranks have averaged, once its last micro-batch is in it.
@@ -233,6 +237,9 @@ class GradientSource:
 
     def _read_marks(self) -> list[Mark]:
         """Return what a change of the weights changes, and what says where they are."""
+        for place in self._places:
+            if place.param.is_inference():  # has no version
+                raise RuntimeError(made_for_inference(place.name))
         return [(p.param._version, p.data.data_ptr(), p.param.dtype) for p in self._places]
 
     def count_change(self) -> None:

@@ -37,6 +37,7 @@ class Observed(WithEngine):
         try:
             yield
         finally:
-            engine.recorder.add(
-                "device", name, start, engine.device.timing_mark(), engine.step + 1
-            )
+            if self._is_here:  # a fork that ends inside of it has no say
+                engine.recorder.add(
+                    "device", name, start, engine.device.timing_mark(), engine.step + 1
+                )

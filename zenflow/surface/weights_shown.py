@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from zenflow.host.signals import whole
 from zenflow.surface.gradient_hooks import changed
 from zenflow.surface.state.restart import take_weights
 from zenflow.surface.with_engine import WithEngine
@@ -16,6 +17,7 @@ _log = logging.getLogger(__name__)
 class TrueWeightsShown(WithEngine):
     """Shows the true weights on the device, and takes others up."""
 
+    @whole
     def eval(self) -> None:
         """Put the true weights on the device: for evaluation, saving and export.
 
@@ -39,12 +41,14 @@ class TrueWeightsShown(WithEngine):
         self._true_weights.show()
         self._source.count_change()
 
+    @whole
     def train(self) -> None:
         """Put the weights back with which training goes on; nothing happens without `eval`.
 
         Raises:
             RuntimeError: The weights that `eval` has shown were changed since.
         """
+        self._check_process()
         if self._true_weights.are_shown:
             if self._source.are_changed and self._true_weights.are_there():
                 self._source.accept_weights()  # swapped for an average, say, and back
@@ -64,9 +68,10 @@ class TrueWeightsShown(WithEngine):
         try:
             yield
         finally:
-            if not were_shown:
+            if not were_shown and self._is_here:  # a fork that ends inside of it has no say
                 self.train()
 
+    @whole
     def adopt_weights(self) -> None:
         """Take the model's weights as they are for the true ones: others were loaded into it.
 
@@ -85,6 +90,7 @@ class TrueWeightsShown(WithEngine):
         self._true_weights.forget()
         self._source.accept_weights()
 
+    @whole
     def _take_late_weights(self) -> None:
         """Look once at weights that were loaded before the first step, or behind a state.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from zenflow.columns.device_rows import Resident
 from zenflow.columns.layout import SplitParam
 from zenflow.errors import GradientError, WorkerError, ZenFlowError
+from zenflow.host.signals import whole
 from zenflow.surface.gradient_hooks import GradientSource
 from zenflow.surface.true_weights import TrueWeights
 
@@ -40,8 +41,19 @@ class WithEngine(torch.optim.Optimizer):
 
     @property
     def _running(self) -> Engine:
+        self._check_process()
         assert self._engine is not None
         return self._engine
+
+    @property
+    def _is_here(self) -> bool:
+        """Whether this is the process that has the engine's threads, and no fork of it."""
+        return self._engine is None or self._engine.process.is_here
+
+    def _check_process(self) -> None:
+        """Refuse a call in a fork of the process that has the engine's threads."""
+        if self._engine is not None:
+            self._engine.process.check()
 
     def _check_can_step(self) -> None:
         """Refuse a backward that no step can follow."""
@@ -50,6 +62,7 @@ class WithEngine(torch.optim.Optimizer):
     def _check_open(self) -> None:
         if not self._finalizer.alive:
             raise RuntimeError("the optimizer was closed: make a new one to go on")
+        self._check_process()
 
     def _check_no_gradients(self, call: str) -> None:
         self._check_open()
@@ -79,6 +92,7 @@ class WithEngine(torch.optim.Optimizer):
             error = failure
         self._failure = error
 
+    @whole
     def synchronize(self) -> None:
         """Wait until the host has done all its work so far; `report` is then of the last step.
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zenflow.errors import naming_file
 from zenflow.trace.intervals import Interval, merge, subtract
 from zenflow.trace.span import Span, lanes_of
 
@@ -123,11 +124,12 @@ def write_chrome_trace(trace: Mapping[str, Any], path: str | PathLike[str]) -> N
     # Beside the target, since a rename is atomic only within one file system.
     draft = target.with_name(f".{target.name}.{os.getpid()}.draft")
     try:
-        with draft.open("wb") as file:
-            file.write(encoded)
-            file.flush()
-            os.fsync(file.fileno())  # else a crash may leave the new name with no content
-        draft.replace(target)
+        with naming_file(target, draft):
+            with draft.open("wb") as file:
+                file.write(encoded)
+                file.flush()
+                os.fsync(file.fileno())  # else a crash may leave the new name with no content
+            draft.replace(target)
     finally:
         draft.unlink(missing_ok=True)
 

@@ -21,7 +21,6 @@ from experiments.commands.prediction.machine_flags import (
 )
 from experiments.output.commit import commit
 from experiments.output.patience import Patience
-from experiments.output.target import naming
 from experiments.sweeps.requests import (
     Request,
     as_traced,
@@ -82,8 +81,7 @@ def simulate_command(context: click.Context, /, **flags: Any) -> None:
         memory = memory_of(workload, strategy, hardware)
         interval = _interval(workload, strategy, hardware, flags, patience)
     if flags["trace"] is not None:
-        with naming(flags["trace"]):
-            _described(prediction.timeline, workload, hardware).write(flags["trace"])
+        _described(prediction.timeline, workload, hardware).write(flags["trace"])
     if flags["plot"] is not None:
         _draw(prediction, hardware, flags["plot"])
     if flags["as_json"]:

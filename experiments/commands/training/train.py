@@ -27,10 +27,10 @@ from experiments.commands.training.train_flags import (
     train_flags,
     tuning_flags,
 )
-from experiments.training.log.step_log import remove_results
 from experiments.training.preparation.first_checks import check_first, located
 from experiments.training.preparation.intention import intention
 from experiments.training.ranks.launched import Launched
+from experiments.training.saved.results import others_in
 from experiments.training.saved.runlock import LOCK, locked
 from experiments.training.settings.training import TrainSettings
 from zenflow.errors import ConfigError
@@ -113,12 +113,18 @@ def _train(
         # Of several ranks the first one has the folder, and tells the others which it is.
         with locked(folder) if place.rank == 0 else nullcontext():
             if resume is None and place.rank == 0:
-                _clear(folder, overwrite)
+                _check_folder(folder, overwrite, settings.replay)
             if compare and place.rank == 0:
                 click.echo(intention(settings))  # at once: torch takes seconds to load
             from experiments.training.launch import launch  # loads torch, which help must not
 
-            return launch(settings, folder, compare=compare, resume=resume is not None)
+            return launch(
+                settings,
+                folder,
+                compare=compare,
+                resume=resume is not None,
+                overwrite=overwrite and resume is None,
+            )
     except OSError as error:
         raise click.ClickException(_not_written(folder, error)) from error
 
@@ -182,15 +188,23 @@ def _new_folder(out: Path | None, label: str) -> Path:
     return folder
 
 
-def _clear(folder: Path, overwrite: bool) -> None:
-    """Remove an earlier run's results if that was asked for; refuse a folder with anything else.
+def _check_folder(folder: Path, overwrite: bool, replay: str | None) -> None:
+    """Refuse a folder with anything in it, but for an earlier run that is to be replaced.
 
     Raises:
-        ConfigError: The folder is not empty.
+        ConfigError: There is something.
     """
-    if overwrite:
-        remove_results(folder)
-    if any(path.name != LOCK for path in folder.iterdir()):
+    if overwrite and (others := others_in(folder)):
+        raise ConfigError(
+            f"--overwrite replaces a run, but {others[0]} is no part of one: move it, or choose "
+            "another --out"
+        )
+    if overwrite and replay is not None and folder.resolve() in Path(replay).resolve().parents:
+        raise ConfigError(
+            f"--overwrite would remove the run in {folder} that --replay repeats: choose another "
+            "--out"
+        )
+    if not overwrite and any(path.name != LOCK for path in folder.iterdir()):
         raise ConfigError(
             f"--out must be new or empty, but {folder} is not: choose another, replace an earlier "
             f"run with --overwrite, or go on with it by --resume {folder}"

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from experiments.output.files import fsync_folder, replacing, write_json
+from experiments.output.files import fsync_folder, lock, replacing, write_json
 from experiments.sweeps.columns import FAILED, RESULTS, TEXTS, Batch
 from zenflow.errors import ConfigError
 
@@ -156,20 +156,18 @@ def _locked(folder: Path) -> Iterator[None]:
     Raises:
         ConfigError: Another process holds it.
     """
-    try:
-        import fcntl
-    except ImportError:
+    if os.name == "nt":
         yield
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise ConfigError(
-            f"another sweep is at work in {folder.parent}: wait for it, or choose another --out"
-        ) from None
-    try:
+        try:
+            lock(descriptor)
+        except BlockingIOError:
+            raise ConfigError(
+                f"another sweep is at work in {folder.parent}: wait for it, or choose another "
+                "--out"
+            ) from None
         yield
     finally:
         os.close(descriptor)

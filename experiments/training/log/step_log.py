@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from experiments.output.files import strict, write_text
 from experiments.output.run_types import StepRow
-from zenflow.config import PRESETS
-from zenflow.errors import ConfigError
+from zenflow.errors import ConfigError, naming_file
 
 
 class StepLog:
@@ -35,6 +33,7 @@ class StepLog:
         self.num_missing = keep_steps - len(kept)
         """Steps before ``keep_steps`` that have no row."""
         write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
+        self._path = path
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._waiting = b""
 
@@ -50,8 +49,9 @@ class StepLog:
         Raises:
             OSError: The disk does not take them.
         """
-        self._write()
-        os.fsync(self._descriptor)
+        with naming_file(self._path):
+            self._write()
+            os.fsync(self._descriptor)
 
     def close(self) -> None:
         """Close the file."""
@@ -60,33 +60,6 @@ class StepLog:
     def _write(self) -> None:
         while self._waiting:  # a disk that is nearly full takes a part of a line
             self._waiting = self._waiting[os.write(self._descriptor, self._waiting) :]
-
-
-RESULT_FILES = (
-    "config.json", "steps.jsonl", "summary.json", "trace.json", "timeline.png", "compare.json",
-    "compare.png", "decisions.jsonl", "tuning.png",
-)  # fmt: skip
-
-
-RESULT_FOLDERS = ("checkpoint", "model")
-
-
-RUNS_OF_A_COMPARISON = ("start", *PRESETS, "auto", "zen-auto")
-
-
-def remove_results(folder: Path) -> None:
-    """Remove a run's or a comparison's results from a directory, and nothing else in it."""
-    if not (folder / "config.json").is_file():
-        return
-    for name in RUNS_OF_A_COMPARISON:
-        if (folder / name).is_dir():
-            remove_results(folder / name)
-            if not any((folder / name).iterdir()):
-                (folder / name).rmdir()
-    for name in RESULT_FOLDERS:
-        shutil.rmtree(folder / name, ignore_errors=True)
-    for name in RESULT_FILES:
-        (folder / name).unlink(missing_ok=True)
 
 
 _NEEDED = ("step", "loss", "seconds", "stall_seconds", "tokens")

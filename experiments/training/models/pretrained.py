@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_model as load_model_file
 from safetensors.torch import save_model
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ from experiments.training.models.decoder import (
 from experiments.training.models.named import WEIGHT_FILES, NamedModel, has_weights
 from experiments.training.settings.training import MODEL_SIZES, NUM_BYTE_TOKENS, TrainSettings
 from sim.models.positions import check_sequence
-from zenflow.errors import ConfigError
+from zenflow.errors import ConfigError, naming_file
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "tokenizer.model")
 
@@ -146,15 +147,17 @@ def save_model_folder(
 
     Raises:
         OSError: They can't be written; an earlier folder is then as it was.
-        SafetensorError: Likewise.
     """
     temporary = folder.with_name(f".{folder.name}.writing")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        temporary.mkdir(parents=True)
-        _save_model(model, tokenizer, temporary, state)
-        shutil.rmtree(folder, ignore_errors=True)
-        temporary.rename(folder)
+        with naming_file(folder, temporary):
+            temporary.mkdir(parents=True)
+            _save_model(model, tokenizer, temporary, state)
+            shutil.rmtree(folder, ignore_errors=True)
+            temporary.rename(folder)
+    except SafetensorError as error:
+        raise OSError(f"{folder}: {error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from experiments.output.files import fsync_folder, write_text
+from experiments.output.files import free_space, fsync_folder, write_text
 from experiments.training.ranks.ranks import ALONE, Ranks
 from experiments.training.ranks.shards import SHARDS, check_shards, model_shapes
 from experiments.training.saved.tensor_file import read_tensors, text_checksum, write_tensors
@@ -85,8 +85,8 @@ def save_checkpoint(
         folder.mkdir(parents=True, exist_ok=True)
         fsync_folder(folder.parent)
         _remove_leftovers(folder)
-        free = shutil.disk_usage(folder).free
-        if free < num_bytes:
+        free = free_space(folder)
+        if free is not None and free < num_bytes:
             raise OSError(f"{free / 1e6:,.2f} MB are free")
         temporary.mkdir()
         checksums = None if shards is None else dict(shards(temporary / SHARDS))

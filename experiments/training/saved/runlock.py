@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import socket
@@ -12,13 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from experiments.output.files import lock
 from zenflow.errors import ConfigError
 
 LOCK = ".lock"
 """The file in the run's folder; it says who holds it."""
-
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What file systems without locks answer. A run there is as it was before there were locks."""
 
 
 @contextmanager
@@ -76,19 +73,12 @@ def _take(folder: Path) -> int:
 
 def _lock(descriptor: int, folder: Path) -> None:
     try:
-        import fcntl  # not on Windows, where this file must still be importable
-    except ImportError:
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(descriptor)
     except BlockingIOError as error:
         raise ConfigError(
             f"one run at a time may use a folder, but {folder} is in use by "
             f"{_holder(descriptor)}: wait for it or end it, or choose another --out"
         ) from error
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
 
 
 def _holder(descriptor: int) -> str:

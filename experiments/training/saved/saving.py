@@ -80,6 +80,37 @@ def save_or_warn(run: Training, pace: SavePace) -> None:
         )
 
 
+class Troubles:
+    """What a run could not write at its end."""
+
+    def __init__(self) -> None:
+        """Start with nothing."""
+        self._files: dict[str, list[str]] = {}
+
+    def __bool__(self) -> bool:
+        """Whether there is something."""
+        return bool(self._files)
+
+    def __str__(self) -> str:
+        """List the reasons, each with the files that it has kept from being written."""
+        return "\n".join(
+            f"- {', '.join(files)}: {reason}" if files else f"- {reason}"
+            for reason, files in self._files.items()
+        )
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Go on behind an error of the disk, and take it down."""
+        try:
+            yield
+        except CheckpointError as error:
+            self._files.setdefault(str(error), [])
+        except OSError as error:
+            files = self._files.setdefault(error.strerror or str(error), [])
+            if error.filename is not None and str(error.filename) not in files:
+                files.append(str(error.filename))
+
+
 @contextmanager
 def saving_first(run: Training) -> Iterator[None]:
     """Save what is sound before an error ends the run, and say how to go on.

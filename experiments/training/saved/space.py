@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from experiments.output.files import free_space
 from experiments.training.preparation.memory_check import memory_of_engine
 from sim.memory.saved import checkpoint_bytes
 from zenflow.errors import CheckpointError
@@ -42,7 +42,7 @@ def check_space(setup: RunSetup, folder: Path, *, has_one: bool) -> str:
     if not setup.settings.checkpoint:
         return "checkpoint: none (--no-checkpoint), so that nothing of this run can be resumed"
     size = bytes_of_checkpoint(setup)
-    free = setup.ranks.of_first(free_bytes(folder))
+    free = setup.ranks.of_first(free_space(folder))
     told = f"checkpoint {readable(size)} each, two while saving"
     if free is None:
         return f"{told}; {folder} does not say how much is free"
@@ -59,13 +59,3 @@ def check_space(setup: RunSetup, folder: Path, *, has_one: bool) -> str:
             "--no-checkpoint, or train a smaller model"
         )
     return f"{told}; {readable(free)} free in {folder}"
-
-
-def free_bytes(folder: Path) -> int | None:
-    """Return the bytes that are free where a folder is or will be; None where nobody says."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
-    try:
-        usage = shutil.disk_usage(there)
-    except OSError:
-        return None
-    return usage.free if usage.total else None  # some network file systems report zeros

@@ -22,6 +22,8 @@ import xxhash
 from safetensors.torch import load_file
 from torch import Tensor
 
+from zenflow.errors import naming_file
+
 _NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -49,7 +51,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header = _header(ordered)
     checksum = xxhash.xxh3_128()
-    with open(path, "wb") as file:
+    with naming_file(path), open(path, "wb") as file:
         for part in chain((header,), (_bytes_of(tensor) for _, tensor in ordered)):
             for start in range(0, len(part), _CHUNK):
                 chunk = part[start : start + _CHUNK]

@@ -157,8 +157,9 @@ def test_overwrite_replaces_results_and_leaves_other_files(tmp_path):
     text = write_text(tmp_path / "a.txt")
     out = trained(tmp_path / "run", *FAST, "--data", text, "--steps", "1")
     (out / "notes.txt").write_text("mine")
-    ended(2, "--out", out, "--overwrite", *FAST, "--data", text)
+    assert "notes.txt" in ended(2, "--out", out, "--overwrite", *FAST, "--data", text)
     assert (out / "notes.txt").read_text() == "mine"
+    assert (out / "summary.json").exists(), "nothing is lost to a refusal"
     (out / "notes.txt").unlink()
     trained(out, "--overwrite", *FAST, "--data", text, "--steps", "2")
     assert json.loads((out / "summary.json").read_text())["steps"] == 2

@@ -25,12 +25,26 @@ def clock(monkeypatch):
     return now
 
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@pytest.fixture(autouse=True)
+def _as_in_a_terminal():
+    """No signal is ignored, even where the tests were begun with nohup."""
+    former = [signal.signal(number, signal.SIG_DFL) for number in SIGNALS]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in zip(SIGNALS, former, strict=True):
+        signal.signal(number, handler)
+
+
 def send(number):
     os.kill(os.getpid(), number)
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+    ("number", "code"),
+    [*zip(SIGNALS, (130, 143, 129, 128 + signal.SIGUSR1, 128 + signal.SIGUSR2), strict=True)],
 )
 def test_the_first_signal_is_answered_at_once(capfd, clock, number, code):
     with StopRequest("Stopping.") as stop:
@@ -76,29 +90,40 @@ def test_what_nobody_reads_any_more_does_not_change_the_exit_code(make):
     assert process.wait(60) == 129
 
 
-def test_a_terminal_that_closes_may_say_so_as_often_as_it_likes(clock):
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+def test_the_end_may_be_announced_as_often_as_anybody_likes(clock, number):
     with StopRequest() as stop:
         for _ in range(3):
-            send(signal.SIGHUP)
+            send(number)
             clock[0] += 60
-        assert stop.exit_code == 129
+        assert stop.exit_code == 128 + number
 
 
-def test_under_nohup_a_terminal_that_closes_is_none_of_its_business():
-    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with StopRequest() as stop:
-            send(signal.SIGHUP)
-            assert not stop.requested
-    finally:
-        signal.signal(signal.SIGHUP, former)
+def test_a_schedulers_sigterm_does_not_cut_off_the_save_that_it_announced(clock):
+    with StopRequest() as stop:
+        send(signal.SIGUSR1)
+        clock[0] += 60
+        send(signal.SIGTERM)
+        assert stop.exit_code == 128 + signal.SIGUSR1
+        clock[0] += 60
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_that_was_ignored_before_stays_ignored(number):
+    signal.signal(number, signal.SIG_IGN)
+    with StopRequest() as stop:
+        send(number)
+        assert not stop.requested
+    assert signal.getsignal(number) == signal.SIG_IGN
 
 
 def test_handlers_are_given_back():
-    former = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)]
+    former = [signal.getsignal(number) for number in SIGNALS]
     with StopRequest():
-        pass
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)] == former
+        assert all(signal.getsignal(number) not in former for number in SIGNALS)
+    assert [signal.getsignal(number) for number in SIGNALS] == former
 
 
 def test_quitting_at_once_says_what_there_is_to_go_on_from(tmp_path, monkeypatch):

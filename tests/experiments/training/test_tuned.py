@@ -10,7 +10,7 @@ from autotune.online.controller import SIGMAS
 from autotune.online.logged_controller import LoggedController
 from experiments.commands.training.config_file import read_config_file, settle_auto
 from experiments.output.progress import Reporter
-from experiments.training.log.step_log import remove_results
+from experiments.training.saved.results import remove_results
 from experiments.training.settings.training import COMPARED, TrainSettings
 from experiments.training.settings.tuning import CHOSEN_KNOBS
 from experiments.training.tuned.controllers import machine_of, source_of

@@ -162,6 +162,30 @@ def test_a_part_of_the_parameters_another_norm_and_mid_step_are_refused():
         clip(params, 1.0)
 
 
+def test_layers_that_were_unfrozen_after_the_optimizer_was_made_are_named_as_the_cause():
+    model = decoder()
+    last = list(model.parameters())[-2:]
+    model.requires_grad_(False)
+    for param in last:
+        param.requires_grad_(True)
+    optimizer = make_optimizer(torch.nn.ParameterList(last))
+    accelerator = Accelerator(cpu=True)
+    model, wrapped = prepare(accelerator, model, optimizer)
+    model.requires_grad_(True)
+    params = list(model.parameters())
+    with pytest.raises(
+        ValueError,
+        match=f"got {len(params)} .* has 2: {len(params) - 2} of the former were unfrozen or "
+        r"added after it was made.*optimizer\.add_param_group\(",
+    ):
+        accelerator.clip_grad_norm_(params, 1.0)
+    wrapped.add_param_group({"params": params[:-2]})
+    wrapped.zero_grad()
+    accelerator.backward(loss_of(model, next(iter(batches()))))
+    assert accelerator.clip_grad_norm_(params, 1.0) > 0
+    optimizer.close()
+
+
 def test_accumulation_that_differs_is_refused():
     optimizer = make_optimizer(decoder(), accumulation_steps=2)
     with pytest.raises(ValueError, match="give it accumulation_steps=3"):

@@ -155,31 +155,14 @@ def test_a_failed_construction_leaves_neither_memory_nor_threads_behind(monkeypa
     monkeypatch.setattr(BREAKS[broken], fail)
     before = set(threading.enumerate())
     model = TinyStack()
-    with pytest.raises(MemoryError, match="no more"):
+    with pytest.raises(MemoryError) as caught:
         ZenFlowAdamW(
-            model.parameters(),
-            config=CONFIG,
-            offload_gradients="release",
-            max_grad_norm=1.0,
-            host_threads=3,
+            model.parameters(), config=CONFIG, offload_gradients="release", host_threads=3
         )
+    assert str(caught.value.__cause__) == "no more"
     assert len(closed) == 1
     assert set(threading.enumerate()) <= before
     assert not any(param._post_accumulate_grad_hooks for param in model.parameters())
-
-
-def test_a_thread_that_the_system_does_not_give_ends_the_others(monkeypatch):
-    before, start = set(threading.enumerate()), threading.Thread.start
-
-    def refuse(self):
-        if self.name == "zenflow-host-1":
-            raise RuntimeError("can't start new thread")
-        start(self)
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    with pytest.raises(RuntimeError, match="new thread"):
-        ZenFlowAdamW(TinyStack().parameters(), config=CONFIG, host_threads=3)
-    assert set(threading.enumerate()) <= before
 
 
 @pytest.mark.parametrize("inside", ["a copy", "a host task"])
@@ -265,3 +248,121 @@ def test_tasks_are_queued_bucket_by_bucket_in_the_order_of_backward(monkeypatch)
     assert num_buckets > 2
     assert buckets == sorted(buckets)
     assert {kind for kind, _ in queued} == {"take in", "update"}
+
+
+# ---- what the system refuses --------------------------------------------------------------------
+
+
+def our_threads():
+    return {thread for thread in threading.enumerate() if thread.name.startswith("zenflow-")}
+
+
+@pytest.mark.parametrize("num_given", range(4))
+def test_without_more_threads_the_error_says_how_many_there_are_and_none_stays(
+    monkeypatch, num_given
+):
+    before, start = our_threads(), threading.Thread.start
+    left = [num_given]
+
+    def refused(thread):
+        if left[0] == 0:
+            raise RuntimeError("can't start new thread")
+        left[0] -= 1
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with pytest.raises(
+        RuntimeError, match=r"no thread for zenflow-\S+, beside the \d+ .* fewer host_threads"
+    ):
+        ZenFlowAdamW(TinyStack().parameters(), config=CONFIG, host_threads=4)
+    assert our_threads() == before
+
+
+class Refused:
+    """Stands for a source of memory that is used up after some calls."""
+
+    def __init__(self, source, num_given, error):
+        self.source, self.left, self.error = source, num_given, error
+
+    def __call__(self, *arguments, **settings):
+        if self.left == 0:
+            raise self.error
+        self.left -= 1
+        return self.source(*arguments, **settings)
+
+
+TORCHS = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
+
+
+@pytest.mark.parametrize("num_given", [0, 1, 3])
+@pytest.mark.parametrize("error", [TORCHS, MemoryError(), OSError(12, "Cannot allocate memory")])
+def test_without_more_memory_the_error_says_how_much_there_must_be(monkeypatch, num_given, error):
+    before = our_threads()
+    model = TinyStack()
+    count = sum(param.numel() for param in model.parameters())
+    zeroed = Refused(host_memory._zeroed, num_given, error)
+    monkeypatch.setattr(host_memory, "_zeroed", zeroed)
+    with pytest.raises(
+        MemoryError, match=f"of {count:,} parameters .* {12 * count:,} bytes, .* leaves .* Free"
+    ) as caught:
+        ZenFlowAdamW(model.parameters(), config=CONFIG, host_threads=4)
+    assert "bytes of host memory" in str(caught.value.__cause__)
+    assert our_threads() == before
+
+
+def test_memory_of_torchs_that_is_refused_is_told_likewise(monkeypatch):
+    model = TinyStack()
+    monkeypatch.setattr(torch, "empty", Refused(torch.empty, 2, TORCHS))
+    with pytest.raises(MemoryError, match="too little memory for the optimizer"):
+        ZenFlowAdamW(model.parameters(), config=CONFIG)
+
+
+def test_an_error_that_is_not_of_memory_stays_what_it_is(monkeypatch):
+    zeroed = Refused(host_memory._zeroed, 1, RuntimeError("another"))
+    monkeypatch.setattr(host_memory, "_zeroed", zeroed)
+    with pytest.raises(RuntimeError, match=r"^another$"):
+        ZenFlowAdamW(TinyStack().parameters(), config=CONFIG)
+
+
+# ---- inference mode -----------------------------------------------------------------------------
+
+
+def test_a_model_that_was_made_in_inference_mode_is_refused():
+    before = our_threads()
+    with torch.inference_mode():
+        model = TinyStack()
+    with pytest.raises(ValueError, match=r"parameter 0 was made under torch\.inference_mode\(\)"):
+        ZenFlowAdamW(model.parameters(), config=CONFIG)
+    assert our_threads() == before
+
+
+def test_a_model_that_was_moved_in_inference_mode_is_refused_at_the_step():
+    model = TinyStack()
+    with closing(ZenFlowAdamW(model.parameters(), config=CONFIG)) as optimizer:
+        take_steps(model, optimizer, 1)
+        model.loss(1).backward()
+        first = next(model.parameters())
+        with torch.inference_mode():
+            first.data = first.data.clone()
+        with pytest.raises(RuntimeError, match=r"was made under torch\.inference_mode\(\)"):
+            optimizer.step()
+
+
+def test_an_optimizer_may_be_made_and_used_within_inference_mode():
+    def train(mode):
+        model = TinyStack()
+        with mode():
+            optimizer = ZenFlowAdamW(model.parameters(), config=CONFIG, max_grad_norm=1.0)
+        with closing(optimizer):
+            for step in range(9):
+                model.loss(step).backward()
+                with mode():
+                    optimizer.step()
+                with mode(), optimizer.true_weights():
+                    saved = optimizer.state_dict()
+                with mode():
+                    optimizer.load_state_dict(saved)
+            return [param.detach().clone() for param in model.parameters()]
+
+    pairs = zip(train(torch.inference_mode), train(torch.no_grad), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from zenflow.errors import CheckpointError
+from zenflow.host.signals import whole
 from zenflow.surface.arguments import SETTINGS
 from zenflow.surface.state.adamw import (
     adamw_state,
@@ -66,6 +67,8 @@ class Checkpointed(WithEngine):
         finally:
             self._makes_compact_states = False
 
+    @whole
+    @torch.inference_mode(False)
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up a state that `state_dict` returned; deferred weights on the device included.
 
@@ -108,6 +111,8 @@ class Checkpointed(WithEngine):
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
+    @whole
+    @torch.inference_mode(False)
     def prepare_to_load(self, param_groups: Sequence[Mapping[str, Any]]) -> None:
         """Give this optimizer's tensors the shapes of a state that will be loaded in place.
 
@@ -121,10 +126,10 @@ class Checkpointed(WithEngine):
         Raises:
             CheckpointError: They are not of a state of this optimizer.
         """
+        engine = self._running
         saved = saved_engine({"param_groups": param_groups, "state": {}})
         if saved is None:
             raise CheckpointError("the parameter groups are not of a ZenFlowAdamW's state")
-        engine = self._running
         if engine.layout.topk_ratio != saved["topk_ratio"]:
             self.synchronize()
             engine.resize(saved["topk_ratio"])

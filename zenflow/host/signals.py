@@ -1,0 +1,124 @@
+"""Signals that wait: a handler that raises in the middle of a step would leave half a step.
+
+Python runs the handlers of signals in its main thread, between any two instructions there. Ctrl-C
+raises `KeyboardInterrupt` in one, and programs raise in those of `SIGTERM` or `SIGALRM`, or save a
+checkpoint. What must be whole holds them up for so long.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import wraps
+from types import FrameType
+from typing import Any, ParamSpec, TypeVar
+
+AGAIN_SECONDS = 1.0
+"""Seconds after which the signal that waits is not held up when it comes again: who presses Ctrl-C
+twice sees a step that hangs."""
+
+# The functions under signal's own, which turn each number into an enum: hooks come here for every
+# parameter, and that would take 15 microseconds in place of 3.
+_handler_of, _set_handler = signal.getsignal.__wrapped__, signal.signal.__wrapped__  # type: ignore[attr-defined]
+
+_NAMES = (
+    *("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK", "SIGALRM", "SIGVTALRM"),
+    *("SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGCONT", "SIGTSTP"),
+)
+_SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+"""Signals whose handlers end programs, save or raise."""
+
+_Handler = Callable[[int, FrameType | None], Any]
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+class Uninterrupted:
+    """Context at whose end the Python handlers run of signals that came in it.
+
+    Inside another one, and elsewhere than in Python's main thread, it does nothing.
+    """
+
+    _outermost: Uninterrupted | None = None
+    """The one that holds signals up; the main thread alone makes one of it."""
+
+    def __init__(self) -> None:
+        """Hold nothing up yet."""
+        self._handlers: dict[int, _Handler] = {}
+        self._taken: list[int] = []
+        self._waiting: dict[int, float] = {}
+        self._process = 0
+
+    def __enter__(self) -> None:
+        """Take the place of the handlers."""
+        if threading.get_ident() != threading.main_thread().ident or Uninterrupted._outermost:
+            return
+        self._process = os.getpid()
+        try:
+            Uninterrupted._outermost = self
+            for number in _SIGNALS:
+                handler = _handler_of(number)
+                if callable(handler):  # else the system's own way, or none of Python's
+                    self._handlers[number] = handler
+                    self._taken.append(number)
+                    _set_handler(number, self._note)
+        except BaseException:  # a handler's that is still in its place
+            self._end()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        """Put the handlers back, and run those whose signals have come."""
+        if Uninterrupted._outermost is self:
+            self._end()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        is_late = now - self._waiting.setdefault(number, now) > AGAIN_SECONDS
+        if is_late or os.getpid() != self._process:  # a fork may never come to the end
+            del self._waiting[number]
+            self._handlers[number](number, frame)
+
+    def _end(self) -> None:
+        Uninterrupted._outermost = None  # first: from then on handlers may raise again
+        try:
+            self._give_back()
+        finally:
+            self._run()
+
+    def _give_back(self) -> None:
+        """Put all handlers back, although those that are back already may raise."""
+        try:
+            while self._taken:
+                number = self._taken[-1]
+                if _handler_of(number) == self._note:  # else somebody has put another there
+                    _set_handler(number, self._handlers[number])
+                self._taken.pop()
+        finally:
+            if self._taken:
+                self._give_back()
+
+    def _run(self) -> None:
+        """Run the handlers that wait, although each of them may raise."""
+        try:
+            while self._waiting:
+                number = next(iter(self._waiting))
+                del self._waiting[number]
+                self._handlers[number](number, sys._getframe())
+        finally:
+            if self._waiting:
+                self._run()
+
+
+def whole(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Return the function in `Uninterrupted`: no handler of a signal sees it half done."""
+
+    @wraps(function)
+    def uninterrupted(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        with Uninterrupted():
+            return function(*args, **kwargs)
+
+    return uninterrupted
