@@ -160,7 +160,8 @@ def _updating(matrix: Matrix) -> Callable[[], None]:
         important={split: matrix.grad.index_select(1, split.important_columns)}
     )
     factor = torch.ones((), device=device)
-    measured = Measured(factor, True, matrix.engine.device.to_host(factor))
+    values = matrix.engine.device.to_host(factor)
+    measured = Measured(factor=factor, norm=factor, is_scaling=True, values=values)
     hyper = Hyper(1e-4, 0.9, 0.999, 1e-8, 0.01)
     return lambda: _update_run(split.bank, [split], gradients, hyper, measured)
 

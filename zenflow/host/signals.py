@@ -12,18 +12,19 @@ import signal
 import sys
 import threading
 import time
+from _signal import getsignal  # type: ignore[import-not-found]
+from _signal import signal as set_handler
 from collections.abc import Callable
 from functools import wraps
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
+# `signal.getsignal` and `signal.signal` turn numbers into enums, which takes six times as long as
+# the functions of C below them. Hooks come here for every parameter.
+
 AGAIN_SECONDS = 1.0
 """Seconds after which the signal that waits is not held up when it comes again: who presses Ctrl-C
 twice sees a step that hangs."""
-
-# The functions under signal's own, which turn each number into an enum: hooks come here for every
-# parameter, and that would take 15 microseconds in place of 3.
-_handler_of, _set_handler = signal.getsignal.__wrapped__, signal.signal.__wrapped__  # type: ignore[attr-defined]
 
 _NAMES = (
     *("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK", "SIGALRM", "SIGVTALRM"),
@@ -61,11 +62,11 @@ class Uninterrupted:
         try:
             Uninterrupted._outermost = self
             for number in _SIGNALS:
-                handler = _handler_of(number)
+                handler = getsignal(number)
                 if callable(handler):  # else the system's own way, or none of Python's
                     self._handlers[number] = handler
                     self._taken.append(number)
-                    _set_handler(number, self._note)
+                    set_handler(number, self._note)
         except BaseException:  # a handler's that is still in its place
             self._end()
             raise
@@ -94,8 +95,8 @@ class Uninterrupted:
         try:
             while self._taken:
                 number = self._taken[-1]
-                if _handler_of(number) == self._note:  # else somebody has put another there
-                    _set_handler(number, self._handlers[number])
+                if getsignal(number) == self._note:  # else somebody has put another there
+                    set_handler(number, self._handlers[number])
                 self._taken.pop()
         finally:
             if self._taken:
