@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from experiments.commands.command import Command
+from experiments.commands.command import Command, flags_were_right
 from experiments.commands.flag_types import FILE, KNOWN_FOLDER, PATH
 from experiments.commands.training.config_file import (
     read_config_file,
@@ -108,6 +108,7 @@ def _train(
     given = given_flags(context)[0]
     is_asked = "parallel" in given if goes_on else settings.parallel is not None
     place.check(settings.parallel, is_asked=is_asked)
+    flags_were_right(context)
     check_first(settings)
     try:
         # Of several ranks the first one has the folder, and tells the others which it is.

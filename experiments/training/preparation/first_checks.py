@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.training.data.hub import is_saved_dataset
+from experiments.training.data.readable import check_readable
+from experiments.training.data.texts import has_labels
 from experiments.training.settings.training import MODEL_SIZES, TrainSettings
 from zenflow.errors import ConfigError
 
@@ -24,7 +27,8 @@ def check_first(settings: TrainSettings) -> None:
     """Refuse what can be seen to be missing without loading anything.
 
     Raises:
-        ConfigError: Torch, a file or a directory is missing, or a model's name is not the hub's.
+        ConfigError: Torch, a file or a directory is missing, a model's name is not the hub's, or
+            data is no text.
     """
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(
@@ -34,12 +38,37 @@ def check_first(settings: TrainSettings) -> None:
     check_named(settings.data, "--data")
     if settings.eval_data is not None and not Path(settings.eval_data).expanduser().exists():
         raise _missing(settings.eval_data, "--eval-data")
+    check_data(settings)
     model = settings.model.removeprefix("own:")
     if model in MODEL_SIZES:
         return
     check_named(model, "--model")
     if not Path(model).expanduser().exists():
         _check_hub_model(model)
+
+
+def check_data(settings: TrainSettings) -> None:
+    """Refuse files that no run can read as they are, by their names and first bytes.
+
+    Raises:
+        ConfigError: One holds no text, or a column is named where there are none.
+    """
+    path = None if settings.data is None else Path(settings.data).expanduser()
+    is_path = path is None or (path.exists() and not is_saved_dataset(path))
+    for name in ("text_column", "label_column"):
+        column = getattr(settings, name)
+        if is_path and column is not None:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} {column} names a column of a Hugging Face data set, "
+                f"but --data is {'left out' if path is None else 'a path of plain text'}: leave "
+                "it out, or give a data set's name or a directory of save_to_disk"
+            )
+    is_labelled = is_path and path is not None and has_labels(path, settings.task)
+    if is_path and path is not None:
+        check_readable(path, "--data", is_labelled=is_labelled)
+    if settings.eval_data is not None:
+        evaluation = Path(settings.eval_data).expanduser()
+        check_readable(evaluation, "--eval-data", is_labelled=is_labelled)
 
 
 def check_named(name: str | None, flag: str) -> None:
