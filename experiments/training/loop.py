@@ -132,8 +132,8 @@ class Training:
         while not self._is_done and not agreed.stops:
             self._step()
             agreed.ask()
-            if self._is_evaluation_due():
-                self.rows.add_evaluation(self.evaluate())
+            if self._is_evaluation_due() and not self._is_done:  # the end evaluates anyway
+                self._evaluate_row()
             if agreed.saves(self.step) and not self._is_done:  # the end saves anyway
                 save_or_warn(self, pace)
         agreed.end()
@@ -141,9 +141,11 @@ class Training:
 
     def _finish(self) -> tuple[RunSummary, list[str]]:
         """Write the run's files, the checkpoint first; return summary and what went wrong."""
-        self.rows.flush(self.optimizer.report)
         timelines = self.ranks.collect(self.optimizer.timeline)
         evaluation: Evaluation = {}
+        if self._is_done and self._is_evaluation_due():  # while its row is not yet written
+            evaluation = self._evaluate_row()
+        self.rows.flush(self.optimizer.report)
         troubles: list[str] = []
 
         @contextmanager
@@ -156,7 +158,7 @@ class Training:
         with noting():
             self.save()
         if self._is_done:
-            evaluation = self.evaluate()
+            evaluation = evaluation or self.evaluate()
             with noting():
                 self.export()
         self.reporter.finish()
@@ -188,6 +190,13 @@ class Training:
         with self.true_weights():
             return evaluate(self.setup)
 
+    def _evaluate_row(self) -> Evaluation:
+        """Evaluate, put the result into the last step's row, and show it."""
+        result = self.evaluate()
+        self.rows.add_evaluation(result)
+        self.reporter.evaluated(self.step, result)
+        return result
+
     def export(self) -> None:
         """Write the true weights as a folder that ``--model`` loads."""
         setup = self.setup
@@ -213,11 +222,9 @@ class Training:
         return self.step == self.setup.total_steps
 
     def _is_evaluation_due(self) -> bool:
-        """Return whether to evaluate now; not among the last steps, whose spans are recorded."""
-        settings = self.setup.settings
-        if not settings.eval_every or self.step % settings.eval_every:
-            return False
-        return self.step <= self.setup.total_steps - settings.timeline_steps
+        """Return whether an evaluation was asked for after this step."""
+        every = self.setup.settings.eval_every
+        return bool(every) and self.step % every == 0
 
     def save(self, *, keep_others: bool = False) -> None:
         """Write a checkpoint of everything the rest of the run depends on, if there is none yet.
@@ -279,12 +286,14 @@ class Training:
                     self.scaler.scale(part).backward()
             loss += part.detach()
             num_tokens += batch.num_tokens
+        rate = self.optimizer.param_groups[0]["lr"]
         taken = self._update()
         if taken:
             self.schedule.step()
         self.step += 1
         self._drawn = None
-        row = {"step": self.step, "loss": loss, "tokens": num_tokens, "skipped": not taken}
+        row = {"step": self.step, "loss": loss, "lr": rate, "tokens": num_tokens}
+        row |= {"skipped": not taken}
         self.rows.add(row | {"seconds": time.perf_counter() - started}, optimizer.report)
         self._tell_decisions()
 

@@ -10,6 +10,7 @@ from typing import Any
 from experiments.output.files import write_json
 from experiments.output.progress import Reporter
 from experiments.output.provenance import provenance
+from experiments.training.data.shown import told_of_data
 from experiments.training.log.step_log import read_steps
 from experiments.training.loop import Outcome, Training
 from experiments.training.preparation.setup import RunSetup, build_setup, describe
@@ -56,6 +57,7 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     with _training(setup, folder, reporter, checkpoint) as training:
         reporter.detail(describe(setup))
+        reporter.once(told_of_data(setup.data, setup.tokenizer))
         memory = training.memory()
         reporter.detail(str(memory))
         if ranks.is_first:

@@ -252,7 +252,7 @@ class TrainSettings(TuningSettings):
             self,
             steps=steps if self.epochs is None else None,
             start_steps=start,
-            eval_every=self.eval_every or max(1, steps // 8),
+            eval_every=self.eval_every or _pace_of_evaluations(steps, self.timeline_steps),
         )
 
     def for_start(self) -> TrainSettings:
@@ -293,6 +293,22 @@ class TrainSettings(TuningSettings):
 
 
 DEFAULT_STEPS = 800
+
+_MOST_EVALUATIONS = 8
+"""Points of each strategy's held-out loss in a comparison's picture."""
+
+
+def _pace_of_evaluations(steps: int, recorded: int) -> int:
+    """Return the steps between a comparison's evaluations.
+
+    None falls among the last steps, ``recorded`` ones, whose timeline is drawn; the end has one.
+    """
+    for count in range(_MOST_EVALUATIONS, 1, -1):
+        every = (steps - recorded) // (count - 1)
+        if every > 0 and every * count >= steps:
+            return every
+    return steps
+
 
 MIN_SPLIT_ELEMENTS = 1 << 12
 """Where a run does not say: the sizes above would fit below the engine's own floor whole."""
