@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from experiments.training.settings.training import MODEL_SIZES
+from experiments.training.models.fine_tuning import FINE_TUNING, written
+from experiments.training.models.named import comes_with_weights
 from sim.models.table import hub_name
 
 if TYPE_CHECKING:
@@ -16,10 +17,6 @@ if TYPE_CHECKING:
 
 DATA = "my_texts/"
 """Stands for the user's own in the command that is printed."""
-_SMALL_LR, _LARGE_LR = "2e-5", "1e-5"
-"""Usual for fine-tuning all weights."""
-_LARGE = 3e9
-"""Parameters from which on the lower one is."""
 _SAVE_SECONDS = 1800.0
 _WRAPPERS = {"ddp": "under DistributedDataParallel", "fsdp": "with fully_shard"}
 
@@ -51,8 +48,8 @@ def train_command(plan: Plan, wishes: Wishes) -> str | None:
     words += [] if option.strategy.releases else ["--gradients", "keep"]
     words += ["--batch-size", str(work.batch_size), "--sequence", str(work.sequence)]
     words += ["--grad-accum", str(work.accumulation)] if work.accumulation > 1 else []
-    if wishes.model not in MODEL_SIZES:  # a size trains from scratch, at its own rate
-        words += ["--lr", _LARGE_LR if work.num_params >= _LARGE else _SMALL_LR]
+    if comes_with_weights(hub_name(wishes.model)):  # else it trains from scratch, at its own rate
+        words += ["--lr", written(FINE_TUNING["lr"])]
     if wishes.tokens is None:
         words += ["--epochs", "1"]
     else:
@@ -84,11 +81,12 @@ def what_to_run(plan: Plan, wishes: Wishes) -> Iterator[str]:
             f"{work.batch_size} on each:"
         )
         assert config is not None
+        rate = written(FINE_TUNING["lr"])
         releases, is_whole = chosen.strategy.releases, plan.parallel == "ddp"
         mode = 'offload_gradients="release", ' if releases else ""
         group = "process_group=model.process_group, " if is_whole else ""
         yield (
-            f"    optimizer = ZenFlowAdamW(model.parameters(), lr=1e-5, {mode}{group}"
+            f"    optimizer = ZenFlowAdamW(model.parameters(), lr={rate}, {mode}{group}"
             f'config=ZenFlowConfig.preset("{chosen.strategy.name}"{knobs}))'
         )
         if releases and is_whole:

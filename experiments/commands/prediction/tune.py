@@ -18,7 +18,9 @@ from experiments.commands.prediction.machine_flags import simulation_flags
 from experiments.commands.training.config_file import read_config_file, with_flags
 from experiments.commands.training.train_flags import KNOB_NAMES, given_flags, train_flags
 from experiments.sweeps.requests import Request, hardware_of, workload_of
+from experiments.training.models.fine_tuning import fine_tuning, train_defaults
 from experiments.training.preparation.first_checks import check_first, located, trainable_name
+from experiments.training.settings.field import settings_of
 from experiments.training.settings.training import TrainSettings
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
@@ -183,7 +185,8 @@ def _backend(
         if flags["config_file"] is not None:
             from_file, file_knobs = read_config_file(flags["config_file"])
             settings, knobs = with_flags(from_file, settings), {**file_knobs, **knobs}
-        settings["strategy"] = "zenflow"
+        model = settings.get("model", settings_of(TrainSettings)["model"].default)
+        settings = {**train_defaults(model, settings), **settings, "strategy": "zenflow"}
         made = TrainSettings(**located(settings), knobs=knobs)
         check_first(made)
         settings |= {"model": made.model, "data": made.data, "eval_data": made.eval_data}
@@ -196,9 +199,11 @@ def _backend(
     workload = workload_of(request, hardware)
     releases = flags["gradients"] != "keep"
     backend = SimulatedBackend(workload, hardware, releases=releases, base=base)
+    model = trainable_name(request.model)
     settings = {
         "strategy": "zenflow",
-        "model": trainable_name(request.model),
+        "model": model,
+        **fine_tuning(model),
         "batch_size": workload.batch_size,
         "sequence": workload.sequence,
         "grad_accum": workload.accumulation,

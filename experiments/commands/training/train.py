@@ -6,6 +6,7 @@ import json
 import sys
 import time
 import warnings
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,12 @@ from experiments.commands.training.train_flags import (
     tuning_flags,
 )
 from experiments.training.log.step_log import remove_results
-from experiments.training.preparation.first_checks import check_first, located
+from experiments.training.models.fine_tuning import told_defaults, train_defaults
+from experiments.training.preparation.first_checks import check_first, check_model, located
 from experiments.training.preparation.intention import intention
 from experiments.training.ranks.launched import Launched
 from experiments.training.saved.runlock import LOCK, locked
+from experiments.training.settings.field import settings_of
 from experiments.training.settings.training import TrainSettings
 from zenflow.errors import ConfigError
 
@@ -155,12 +158,27 @@ def _new_settings(
                 click.echo(words, err=True)
     try:
         values, knobs = settle_auto(with_flags(values, settings), knobs)
-        made = TrainSettings(**located(values), knobs=knobs)
+        defaults = _defaults(values, compare)
+        made = TrainSettings(**located({**defaults, **values}), knobs=knobs)
     except ConfigError as error:
         if config_file is None:
             raise
         raise ConfigError(f"with the settings of {config_file}, {error}") from error
+    if defaults and Launched.here().rank == 0:
+        click.echo(told_defaults(defaults))
     return made.for_comparison() if compare else made
+
+
+def _defaults(given: Mapping[str, Any], compare: bool) -> dict[str, Any]:
+    """Return defaults that follow from the model, where nothing else is given."""
+    model = given.get("model", settings_of(TrainSettings)["model"].default)
+    if not isinstance(model, str):
+        return {}  # TrainSettings says what is wrong with it
+    check_model(model)  # before anybody asks the hub for it
+    made = train_defaults(model, given)
+    if compare:
+        made.pop("epochs", None)  # a comparison has a length of its own
+    return made
 
 
 def _replayed_settings(

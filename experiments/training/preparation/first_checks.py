@@ -39,7 +39,16 @@ def check_first(settings: TrainSettings) -> None:
     if settings.eval_data is not None and not Path(settings.eval_data).expanduser().exists():
         raise _missing(settings.eval_data, "--eval-data")
     check_data(settings)
-    model = settings.model.removeprefix("own:")
+    check_model(settings.model)
+
+
+def check_model(name: str) -> None:
+    """Refuse a model's name that is neither a size, nor a path that is there, nor the hub's.
+
+    Raises:
+        ConfigError: It is none of these.
+    """
+    model = name.removeprefix("own:")
     if model in MODEL_SIZES:
         return
     check_named(model, "--model")
