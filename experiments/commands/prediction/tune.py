@@ -20,7 +20,6 @@ from experiments.commands.training.train_flags import KNOB_NAMES, given_flags, t
 from experiments.sweeps.requests import Request, hardware_of, workload_of
 from experiments.training.models.fine_tuning import fine_tuning, train_defaults
 from experiments.training.preparation.first_checks import check_first, located, trainable_name
-from experiments.training.settings.field import settings_of
 from experiments.training.settings.training import TrainSettings
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
@@ -185,10 +184,12 @@ def _backend(
         if flags["config_file"] is not None:
             from_file, file_knobs = read_config_file(flags["config_file"])
             settings, knobs = with_flags(from_file, settings), {**file_knobs, **knobs}
-        model = settings.get("model", settings_of(TrainSettings)["model"].default)
-        settings = {**train_defaults(model, settings), **settings, "strategy": "zenflow"}
+        settings["strategy"] = "zenflow"
         made = TrainSettings(**located(settings), knobs=knobs)
         check_first(made)
+        defaults = train_defaults(made.model, settings)
+        made = replace(made, **defaults)
+        settings = {**defaults, **settings}
         settings |= {"model": made.model, "data": made.data, "eval_data": made.eval_data}
         return MeasuredBackend(made), limits, {**settings, "zenflow": knobs}
     from autotune.offline.backends import SimulatedBackend

@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,10 @@ from experiments.commands.training.train_flags import (
 )
 from experiments.training.log.step_log import remove_results
 from experiments.training.models.fine_tuning import told_defaults, train_defaults
-from experiments.training.preparation.first_checks import check_first, check_model, located
+from experiments.training.preparation.first_checks import check_first, located
 from experiments.training.preparation.intention import intention
 from experiments.training.ranks.launched import Launched
 from experiments.training.saved.runlock import LOCK, locked
-from experiments.training.settings.field import settings_of
 from experiments.training.settings.training import TrainSettings
 from zenflow.errors import ConfigError
 
@@ -103,9 +103,9 @@ def _train(
     if resume is not None:
         elsewhere = {"--out": out, "--config": config_file, "--replay": replay}
         settings, compare = _resumed_settings(context, resume, elsewhere, compare)
-        folder = resume
+        folder, stated = resume, None
     else:
-        settings = _new_settings(context, config_file, replay, compare)
+        settings, stated = _new_settings(context, config_file, replay, compare)
         folder = _new_folder(out, _label(settings, compare))
     goes_on = resume is not None or replay is not None
     given = given_flags(context)[0]
@@ -113,6 +113,8 @@ def _train(
     place.check(settings.parallel, is_asked=is_asked)
     flags_were_right(context)
     check_first(settings)
+    if stated is not None:
+        settings = _with_defaults(settings, stated, compare)
     try:
         # Of several ranks the first one has the folder, and tells the others which it is.
         with locked(folder) if place.rank == 0 else nullcontext():
@@ -135,12 +137,13 @@ def _label(settings: TrainSettings, compare: bool) -> str:
 
 def _new_settings(
     context: click.Context, config_file: Path | None, replay: Path | None, compare: bool
-) -> TrainSettings:
-    """Return defaults, changed by the file, changed by the flags."""
+) -> tuple[TrainSettings, Mapping[str, Any] | None]:
+    """Return settings, and what of them a file or a flag states; None where all of it is."""
     settings, knobs = given_flags(context)
     tuning = given_tuning(context)
     if replay is not None:
-        return _replayed_settings(replay, config_file, compare, {**settings, **knobs, **tuning})
+        changes = {**settings, **knobs, **tuning}
+        return _replayed_settings(replay, config_file, compare, changes), None
     settings |= tuning
     if compare and "strategy" in settings:
         raise ConfigError("--compare runs its own four strategies: leave out --strategy")
@@ -158,27 +161,24 @@ def _new_settings(
                 click.echo(words, err=True)
     try:
         values, knobs = settle_auto(with_flags(values, settings), knobs)
-        defaults = _defaults(values, compare)
-        made = TrainSettings(**located({**defaults, **values}), knobs=knobs)
+        return TrainSettings(**located(values), knobs=knobs), values
     except ConfigError as error:
         if config_file is None:
             raise
         raise ConfigError(f"with the settings of {config_file}, {error}") from error
+
+
+def _with_defaults(
+    settings: TrainSettings, stated: Mapping[str, Any], compare: bool
+) -> TrainSettings:
+    """Return settings with what follows from the model, or from a comparison, where not stated."""
+    defaults = train_defaults(settings.model, stated)
+    if compare:
+        defaults.pop("epochs", None)  # a comparison has a length of its own
     if defaults and Launched.here().rank == 0:
         click.echo(told_defaults(defaults))
+    made = replace(settings, **defaults)
     return made.for_comparison() if compare else made
-
-
-def _defaults(given: Mapping[str, Any], compare: bool) -> dict[str, Any]:
-    """Return defaults that follow from the model, where nothing else is given."""
-    model = given.get("model", settings_of(TrainSettings)["model"].default)
-    if not isinstance(model, str):
-        return {}  # TrainSettings says what is wrong with it
-    check_model(model)  # before anybody asks the hub for it
-    made = train_defaults(model, given)
-    if compare:
-        made.pop("epochs", None)  # a comparison has a length of its own
-    return made
 
 
 def _replayed_settings(

@@ -16,6 +16,7 @@ from typing import Any
 
 from experiments.training.models.named import comes_with_weights
 from experiments.training.settings.training import DTYPES
+from zenflow.errors import ConfigError
 
 FINE_TUNING: Mapping[str, Any] = {
     "lr": 1e-5,
@@ -87,6 +88,9 @@ def weights_dtype(model: str) -> str | None:
 
     Returns:
         One of ``DTYPES``; None if nobody says.
+
+    Raises:
+        ConfigError: The hub does not give the model's configuration.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
@@ -131,8 +135,14 @@ def _hub_config(name: str) -> Path | None:
     """Return the hub's config.json of a model, from the cache if it is there."""
     try:
         from huggingface_hub import hf_hub_download, try_to_load_from_cache
-
+    except ImportError:
+        return None  # who looks for the model says what to install
+    try:
         found = try_to_load_from_cache(name, "config.json")
         return Path(found if isinstance(found, str) else hf_hub_download(name, "config.json"))
-    except Exception:  # noqa: BLE001  (no network, no such name: loading the model says so)
-        return None
+    except (OSError, ValueError, RuntimeError) as error:  # the hub's own errors among them
+        lines = str(error).strip().splitlines()
+        raise ConfigError(
+            f"the configuration of {name!r} can't be loaded ({lines[0] if lines else error!r}): "
+            "check --model and the network, or give a directory that save_pretrained wrote"
+        ) from error

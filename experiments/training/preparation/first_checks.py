@@ -39,10 +39,10 @@ def check_first(settings: TrainSettings) -> None:
     if settings.eval_data is not None and not Path(settings.eval_data).expanduser().exists():
         raise _missing(settings.eval_data, "--eval-data")
     check_data(settings)
-    check_model(settings.model)
+    _check_model(settings.model)
 
 
-def check_model(name: str) -> None:
+def _check_model(name: str) -> None:
     """Refuse a model's name that is neither a size, nor a path that is there, nor the hub's.
 
     Raises:
