@@ -24,7 +24,7 @@ from transformers import (
 @dataclass
 class Arguments:
     model: str = field(metadata={"help": "Name on the hub, or folder, of model and tokenizer."})
-    train_file: str = field(metadata={"help": "Text to train on; \"texts/*.txt\" for several."})
+    train_file: str = field(metadata={"help": 'Text to train on; "texts/*.txt" for several.'})
     validation_file: str | None = field(default=None, metadata={"help": "Text to evaluate on."})
     block_size: int = field(default=1024, metadata={"help": "Tokens in a row."})
     zenflow: bool = field(default=False, metadata={"help": "Keep AdamW's state on the host."})

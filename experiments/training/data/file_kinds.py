@@ -45,11 +45,13 @@ _JSON_START = re.compile(r"""\[?\s*\{\s*(["'])[^"'\n]{1,80}\1\s*:""")
 """An object, or a list of objects, whose first key is in quotes: no code and no prose."""
 _JSON_KEY = re.compile(r"""["']([\w #-]{1,40})["']\s*:""")
 _USUAL_COLUMNS = frozenset(
-    "text label sentence sentence1 sentence2 premise hypothesis quality index idx id input output "
-    "instruction prompt completion response question answer query context title content review "
-    "system user assistant messages conversations chosen rejected category class target source "
-    "sentiment score summary article document".split()
-) | {"#1 id", "#2 id", "#1 string", "#2 string"}
+    {"text", "label", "sentence", "sentence1", "sentence2", "premise", "hypothesis", "quality",
+     "index", "idx", "id", "input", "output", "instruction", "prompt", "completion", "response",
+     "question", "answer", "query", "context", "title", "content", "review", "system", "user",
+     "assistant", "messages", "conversations", "chosen", "rejected", "category", "class", "target",
+     "source", "sentiment", "score", "summary", "article", "document",
+     "#1 id", "#2 id", "#1 string", "#2 string"}
+)  # fmt: skip
 """Names of columns by which a first line is known to be a header."""
 
 

@@ -170,7 +170,7 @@ def _too_many(path: Path, flag: str, header: Sequence[str], row: Sequence[str]) 
     told = f"the columns {', '.join(header)}" if header else f"{count} columns"
     example = ""
     if not header or is_label_header(header[-1]):
-        awk = f"{{print ${count - 2} \" \" ${count - 1}, ${count}}}"
+        awk = f'{{print ${count - 2} " " ${count - 1}, ${count}}}'
         example = f", such as by awk -F'\\t' -v OFS='\\t' '{awk}'"
     return (
         f"{flag} {path} has {told}, and classification takes two: a text and its label. Two "

@@ -133,8 +133,8 @@ def tsv_texts(path: Path, evaluation: Path | None = None) -> LabelledTexts:
     """Return the labelled texts of a TSV, or of train.tsv (and dev.tsv) in a directory.
 
     A line is text, tab, label; the label is what stands behind the last tab. A first line whose
-    label is the word ``label``, or another such name of a column, is a header. Without texts of their own to evaluate on (another
-    TSV, or a dev file), texts are held out by their hash.
+    label is the word ``label``, or another such name of a column, is a header. Without texts of
+    their own to evaluate on (another TSV, or a dev file), texts are held out by their hash.
 
     Raises:
         ConfigError: A line has no tab, most have several, or fewer than two classes are found.

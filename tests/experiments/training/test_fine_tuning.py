@@ -85,7 +85,9 @@ def test_flags_and_files_win_and_are_not_called_defaults(settings_of, model, out
     assert (settings.lr, settings.schedule, settings.dtype) == (2e-4, "cosine", "float32")
     assert (settings.steps, settings.epochs) == (7, None)
     assert settings.betas == (0.9, 0.999)
-    assert "A model with weights: warmup 0.03, betas 0.9 0.999, weight_decay 0;" in ended(0, *flags)
+    assert "A model with weights: warmup 0.03, betas 0.9 0.999, weight_decay 0;" in ended(
+        0, *flags
+    )
 
 
 def test_a_comparison_keeps_its_own_length(settings_of, model, out):
@@ -113,7 +115,9 @@ def test_the_precision_is_the_weights_own_as_far_as_a_run_has_it(model, stored, 
         ({}, None),
     ],
 )
-def test_the_hubs_configuration_says_the_precision(settings_of, tmp_path, monkeypatch, out, config, dtype):  # fmt: skip
+def test_the_hubs_configuration_says_the_precision(
+    settings_of, tmp_path, monkeypatch, out, config, dtype
+):
     hub = pytest.importorskip("huggingface_hub")
     (tmp_path / "config.json").write_text(json.dumps(config))
     monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *_: str(tmp_path / "config.json"))
@@ -168,5 +172,5 @@ def test_one_epoch_is_trained_in_the_precision_said_and_the_lines_load_it(model,
     said = CliRunner().invoke(main, ["train", "--resume", str(run)]).output
     code = [line.strip() for line in said.splitlines() if line.startswith("    ")]
     names = {}
-    exec("\n".join(code), names)  # noqa: S102
+    exec("\n".join(code), names)
     assert names["model"].dtype == torch.bfloat16

@@ -116,7 +116,7 @@ def test_the_first_row_is_shown_as_the_model_sees_it(tmp_path, text):
     data = tmp_path / "data"
     data.mkdir()
     for number in range(3):
-        (data / f"{number}.txt").write_text(f"line {number}\n\tsays \"é\"\n")
+        (data / f"{number}.txt").write_text(f'line {number}\n\tsays "é"\n')
     (data / "big.txt").write_text("x" * 300)
     (data / "chat.jsonl").write_text('{"messages": []}')
     flags = ["--steps", "1", "--sequence", "350", "--batch-size", "1", "--eval-data", text]
