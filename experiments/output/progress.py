@@ -124,9 +124,9 @@ class Reporter:
         done, outlook = row["step"], self._outlook or self._alone
         if outlook is not None:
             outlook.step(done)
-        self._rows.append(row)
         if self._bar is None:
             return
+        self._rows.append(row)
         if self._bar.is_shown:
             shown = done if self._outlook is None else self._outlook.done
             words = [f"loss {_number(row['loss']):.3f}", *self._speed(), self._setting]

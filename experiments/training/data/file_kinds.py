@@ -9,6 +9,7 @@ import csv
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +30,7 @@ _PACKED: Mapping[str, str] = {
     ".zip": "zip", ".tar": "tar", ".7z": "7z",
 }  # fmt: skip
 _DOCUMENTS: Mapping[str, str] = {
-    ".pdf": "PDF", ".docx": "a Word document", ".doc": "a Word document",
+    ".pdf": "a PDF", ".docx": "a Word document", ".doc": "a Word document",
     ".xlsx": "a spreadsheet", ".xls": "a spreadsheet", ".ods": "a spreadsheet",
     ".epub": "an e-book", ".sqlite": "a database", ".db": "a database", ".pkl": "a pickle",
     ".pickle": "a pickle",
@@ -61,8 +62,6 @@ class FileKind:
 
     words: str
     """What to call it, such as JSON lines."""
-    suffix: str
-    """Suffix that such files have."""
     builder: str | None = None
     """Name by which ``datasets.load_dataset`` reads it; None where that reads no such file."""
     columns: tuple[str, ...] = ()
@@ -77,21 +76,21 @@ def not_text(path: Path, *, is_labelled: bool = False) -> FileKind | None:
     A TSV counts as text here, and so does any other file with tabs that is read as one
     (``is_labelled``). So does a file that can't be read: who reads it will say so.
     """
-    try:
-        with path.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
-    except OSError:
-        head = b""
+    head = b""
+    with suppress(OSError):
+        if path.is_file():  # a pipe would be waited for
+            with path.open("rb") as file:
+                head = file.read(_HEAD_BYTES)
     suffixes = [suffix.lower() for suffix in path.suffixes]
     last = suffixes[-1] if suffixes else ""
     by_bytes = next((own for start, own in _FIRST_BYTES.items() if head.startswith(start)), "")
     if last in _PACKED or by_bytes in _PACKED:
         if last in _DOCUMENTS:  # Word's and Excel's files are zip archives
-            return FileKind(words=_DOCUMENTS[last], suffix=last)
+            return FileKind(words=_DOCUMENTS[last])
         return _packed(last if last in _PACKED else by_bytes, suffixes)
     known = last if last in _ROWS or last in _DOCUMENTS else by_bytes
     if known in _DOCUMENTS:
-        return FileKind(words=_DOCUMENTS[known], suffix=known)
+        return FileKind(words=_DOCUMENTS[known])
     if known:
         return _rows(known, head)
     return _by_content(head, may_be_table=last != ".tsv" and not is_labelled)
@@ -118,9 +117,9 @@ def _packed(suffix: str, suffixes: Sequence[str]) -> FileKind:
     inner = next((part for part in suffixes if part in _ROWS), None)
     words = f"packed by {_PACKED[suffix]}"
     if inner is None:
-        return FileKind(words=words, suffix=suffix, is_packed=True)
+        return FileKind(words=words, is_packed=True)
     name, builder = _ROWS[inner]
-    return FileKind(words=f"{name} {words}", suffix=inner, builder=builder, is_packed=True)
+    return FileKind(words=f"{name} {words}", builder=builder, is_packed=True)
 
 
 def _rows(suffix: str, head: bytes) -> FileKind:
@@ -130,7 +129,7 @@ def _rows(suffix: str, head: bytes) -> FileKind:
         columns = _split_line(_text(head), ",;\t")
     elif builder == "json":
         columns = _keys(_text(head))
-    return FileKind(words=words, suffix=suffix, builder=builder, columns=tuple(columns))
+    return FileKind(words=words, builder=builder, columns=tuple(columns))
 
 
 def _by_content(head: bytes, *, may_be_table: bool) -> FileKind | None:
@@ -143,9 +142,7 @@ def _by_content(head: bytes, *, may_be_table: bool) -> FileKind | None:
     columns = _split_line(text, "\t,;") if may_be_table else []
     if not is_header(columns):
         return None
-    return FileKind(
-        words="a table", suffix=".csv", builder="csv", columns=tuple(map(str.strip, columns))
-    )
+    return FileKind(words="a table", builder="csv", columns=tuple(map(str.strip, columns)))
 
 
 def _split_line(text: str, separators: str) -> list[str]:

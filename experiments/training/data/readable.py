@@ -131,7 +131,7 @@ def _renamed(called: str, names: Iterable[str]) -> str:
     asked, answer = next(pair for pair in _INSTRUCTION if set(names) >= set(pair))
     prompt = f"row['{asked}']"
     if asked == "instruction" and "input" in names:
-        prompt += " + '\\n' + row['input']"
+        prompt += " + '\\n' + (row['input'] or '')"
     return f".map(lambda row: {{'prompt': {prompt}, 'completion': row['{answer}']}})"
 
 
@@ -184,5 +184,5 @@ def _no_label(path: Path, flag: str, told: str) -> str:
     return (
         f"{flag} {path}: each line of a TSV must be a text, a tab and its label, but {told}: put "
         "the label last. For prompts and answers use TRL's SFTTrainer with ZenFlowTrainerMixin "
-        "(docs/guides/trainers.md); to learn the lines as plain text, name the file .txt"
+        "(docs/guides/trainers.md); --task lm learns the lines as they are"
     )
