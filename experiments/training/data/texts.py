@@ -250,8 +250,8 @@ def _cut_largest(named: Sequence[tuple[str, str]]) -> tuple[str, list[str], list
     return name, train, [text[cut:]]
 
 
-def _tsv_rows(path: Path, reader: Reader, flag: str = "--data") -> list[tuple[str, str]]:
-    check_labelled(path, flag)
+def _tsv_rows(path: Path, reader: Reader) -> list[tuple[str, str]]:
+    check_labelled(path, "--data")
     rows = []
     for number, line in enumerate(reader.read(path).splitlines(), start=1):
         if not line.strip():
