@@ -1,4 +1,4 @@
-"""Fine-tune a causal language model on a text file, with AdamW or with its state on the host.
+"""Fine-tune a causal language model on text files, with AdamW or with its state on the host.
 
     python finetune_causal_lm.py --model Qwen/Qwen3-1.7B --train_file texts.txt --zenflow \
         --output_dir out --bf16 --learning_rate 1e-5 --num_train_epochs 1
@@ -24,7 +24,7 @@ from transformers import (
 @dataclass
 class Arguments:
     model: str = field(metadata={"help": "Name on the hub, or folder, of model and tokenizer."})
-    train_file: str = field(metadata={"help": "Text to train on."})
+    train_file: str = field(metadata={"help": 'Text to train on; "texts/*.txt" for several.'})
     validation_file: str | None = field(default=None, metadata={"help": "Text to evaluate on."})
     block_size: int = field(default=1024, metadata={"help": "Tokens in a row."})
     zenflow: bool = field(default=False, metadata={"help": "Keep AdamW's state on the host."})
@@ -36,13 +36,15 @@ class Arguments:
 
 
 def load_blocks(path, tokenizer, block_size):
-    """Return the text's tokens in rows of equal length, which are their own labels."""
-    texts = load_dataset("text", data_files=path, split="train")
-    tokens = texts.map(
-        lambda rows: {"ids": tokenizer(rows["text"])["input_ids"]},
-        batched=True,
-        remove_columns=texts.column_names,
-    )
+    """Return the texts' tokens in rows of equal length, which are their own labels.
+
+    Each file is one document, with its line breaks and an end token behind it.
+    """
+    files = load_dataset("text", data_files=path, split="train", sample_by="document")
+
+    def encode(rows):
+        ends = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        return {"ids": [ids + ends for ids in tokenizer(rows["text"])["input_ids"]]}
 
     def cut(rows):
         joined = [token for row in rows["ids"] for token in row]
@@ -50,6 +52,7 @@ def load_blocks(path, tokenizer, block_size):
         blocks = [joined[i : i + block_size] for i in range(0, last, block_size)]
         return {"input_ids": blocks, "labels": blocks}
 
+    tokens = files.map(encode, batched=True, remove_columns=files.column_names)
     return tokens.map(cut, batched=True, remove_columns=["ids"])
 
 

@@ -61,6 +61,7 @@ RANKS = Elsewhere("tests/experiments/training/test_launched.py")
 TRACED = Elsewhere("tests/sim/traced/test_cpu_trace.py")
 LOAN = Elsewhere("tests/test_gpu_loan.py")
 NOTEBOOKS = Elsewhere("tests/test_notebooks.py")
+EXAMPLES = Elsewhere("tests/zenflow/integrations/test_example.py")
 LINES = {
     "README.md": {
         'pip install "path/to/this/clone[hf]"': INSTALLED,
@@ -72,6 +73,8 @@ LINES = {
         "zenflow train --strategy zenflow --data my_texts/ --steps 500 --out runs/mine":
             trained((500, 6)),
         "zenflow train --resume runs/mine --steps 1000": trained((1000, 8), ""),
+        "python examples/finetune_chat.py --model Qwen/Qwen3-1.7B --train_file chats.jsonl "
+        "--output_dir out --learning_rate 1e-5 --num_train_epochs 1": EXAMPLES,
     },
     "docs/guides/train.md": {
         "zenflow train --strategy zenflow --data my_texts/ --steps 500 --out runs/mine":

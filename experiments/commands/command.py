@@ -13,14 +13,33 @@ from zenflow.errors import ConfigError, ZenFlowError
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+_FLAGS_WERE_RIGHT = "zenflow.flags_were_right"
+
+
+def flags_were_right(context: click.Context) -> None:
+    """Have errors from here on told without the words on a command's usage."""
+    context.meta[_FLAGS_WERE_RIGHT] = True
+
+
+class Refusal(click.ClickException):
+    """What a command refuses though it was written rightly: data, a model, a machine."""
+
+    exit_code = click.UsageError.exit_code
+
+
 class Command(click.Command):
-    """A command whose errors are told as click tells its own."""
+    """A command whose errors are told as click tells its own.
+
+    A setting that can't be is an error of usage, until ``flags_were_right`` is called.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Carry it out; a setting that can't be is an error of usage; Ctrl-C leaves with 130."""
+        """Carry it out; what is refused leaves with 2, Ctrl-C with 130."""
         try:
             return super().invoke(ctx)
         except ConfigError as error:
+            if ctx.meta.get(_FLAGS_WERE_RIGHT):
+                raise Refusal(str(error)) from error
             raise click.UsageError(str(error), ctx) from error
         except ZenFlowError as error:
             raise click.ClickException(str(error)) from error

@@ -22,7 +22,9 @@ class StepRow(Evaluation, total=False):
     step: int
     """Number of the step, from 1."""
     loss: float | None
-    """Training loss; None if it was not finite."""
+    """Training loss of the step, the mean of its micro-batches; None if it was not finite."""
+    lr: float
+    """Learning rate of the step."""
     tokens: int
     seconds: float
     save_seconds: float
@@ -79,6 +81,7 @@ class StepFigures(TypedDict):
     max_staleness: int
     skipped_steps: int
     final_train_loss: float
+    """Mean loss of the last ten steps, or of all where there are fewer."""
     tokens_per_second: float
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,9 @@ from rich.console import Console
 from experiments.output.bar import wide_console
 from experiments.output.progress import Reporter
 from experiments.training.comparison import run_comparison
-from experiments.training.loop import Outcome
+from experiments.training.log.summary import LAST_LOSSES
+from experiments.training.loop import MODEL, Outcome
+from experiments.training.models.pretrained import has_tokenizer
 from experiments.training.ranks.ranks import Ranks, joined
 from experiments.training.run import run
 from experiments.training.saved.checkpoint import CHECKPOINTS, latest_checkpoint
@@ -82,6 +85,8 @@ def _launch(
     if not compare:
         reporter.say(_last_line(outcome))
     _list_files(reporter, folder)
+    if not compare and (folder / MODEL).is_dir():
+        reporter.say(_how_to_load(folder / MODEL))
     return 0
 
 
@@ -130,7 +135,8 @@ def _last_line(outcome: Outcome) -> str:
     return (
         f"{summary['strategy']}: {summary['steps']} steps of "
         f"{summary['mean_step_seconds'] * 1e3:.0f} ms, {summary['stall_fraction']:.1%} "
-        f"stalled{emulated}, held-out loss {summary['eval_loss']:.4f}"
+        f"stalled{emulated}, training loss {summary['final_train_loss']:.4f} (mean of the last "
+        f"{min(LAST_LOSSES, summary['steps'])} steps), held-out loss {summary['eval_loss']:.4f}"
         + ("" if accuracy is None else f", accuracy {accuracy:.3f}")
         + ("" if tuning is None else f"; {_tuned(tuning)}")
     )
@@ -142,6 +148,21 @@ def _tuned(tuning: Mapping[str, Any]) -> str:
         f"{count} decision{'' if count == 1 else 's'}, at the end "
         f"{Knobs.from_dict(tuning['knobs'])}, search {share:.1%} of the run"
     )
+
+
+def _how_to_load(model: Path) -> str:
+    """Return the lines that load a run's weights, and its tokenizer where it has one."""
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    is_labelled = "SequenceClassification" in str(config.get("architectures"))
+    auto = "AutoModelForSequenceClassification" if is_labelled else "AutoModelForCausalLM"
+    lines = [f'model = {auto}.from_pretrained("{model}")']
+    if has_tokenizer(model):
+        auto += ", AutoTokenizer"
+        lines += [f'tokenizer = AutoTokenizer.from_pretrained("{model}")']
+    else:
+        lines[0] += "  # its tokens are bytes"
+    code = [f"from transformers import {auto}", *lines]
+    return "Load the model:\n" + "\n".join(f"    {line}" for line in code)
 
 
 def _list_files(reporter: Reporter, folder: Path) -> None:

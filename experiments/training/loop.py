@@ -139,8 +139,8 @@ class Training:
         while not self._is_done and not agreed.stops:
             self._step()
             agreed.ask()
-            if self._is_evaluation_due():
-                self.rows.add_evaluation(self.evaluate())
+            if self._is_evaluation_due() and not self._is_done:  # the end evaluates anyway
+                self._evaluate_row()
             if agreed.saves(self.step) and not self._is_done:  # the end saves anyway
                 save_or_warn(self, pace)
         agreed.end()
@@ -148,9 +148,11 @@ class Training:
 
     def _finish(self) -> tuple[RunSummary, Troubles]:
         """Write the run's files, the checkpoint first; return summary and what went wrong."""
-        self.rows.flush(self.optimizer.report)
         timelines = self.ranks.collect(self.optimizer.timeline)
         evaluation: Evaluation = {}
+        if self._is_done and self._is_evaluation_due():  # while its row is not yet written
+            evaluation = self._evaluate_row()
+        self.rows.flush(self.optimizer.report)
         troubles = Troubles()
 
         with troubles.noted():
@@ -159,7 +161,7 @@ class Training:
             else:
                 self.ranks.together(self.rows.sync)
         if self._is_done:
-            evaluation = self.evaluate()
+            evaluation = evaluation or self.evaluate()
             with troubles.noted():
                 self.export()
         self.reporter.finish()
@@ -191,6 +193,13 @@ class Training:
         with self.true_weights():
             return evaluate(self.setup)
 
+    def _evaluate_row(self) -> Evaluation:
+        """Evaluate, put the result into the last step's row, and show it."""
+        result = self.evaluate()
+        self.rows.add_evaluation(result)
+        self.reporter.evaluated(self.step, result)
+        return result
+
     def export(self) -> None:
         """Write the true weights as a folder that ``--model`` loads."""
         setup = self.setup
@@ -216,11 +225,9 @@ class Training:
         return self.step == self.setup.total_steps
 
     def _is_evaluation_due(self) -> bool:
-        """Return whether to evaluate now; not among the last steps, whose spans are recorded."""
-        settings = self.setup.settings
-        if not settings.eval_every or self.step % settings.eval_every:
-            return False
-        return self.step <= self.setup.total_steps - settings.timeline_steps
+        """Return whether an evaluation was asked for after this step."""
+        every = self.setup.settings.eval_every
+        return bool(every) and self.step % every == 0
 
     def save(self, *, keep_others: bool = False) -> None:
         """Write a checkpoint of everything the rest of the run depends on, if there is none yet.
@@ -288,12 +295,14 @@ class Training:
                     self.scaler.scale(part).backward()
             loss += part.detach()
             num_tokens += batch.num_tokens
+        rate = self.optimizer.param_groups[0]["lr"]
         taken = self._update()
         if taken:
             self.schedule.step()
         self.step += 1
         self._drawn = None
-        row = {"step": self.step, "loss": loss, "tokens": num_tokens, "skipped": not taken}
+        row = {"step": self.step, "loss": loss, "lr": rate, "tokens": num_tokens}
+        row |= {"skipped": not taken}
         if self._save_seconds:
             row["save_seconds"] = self._save_seconds
             self._save_seconds = 0.0

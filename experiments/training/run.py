@@ -10,6 +10,7 @@ from typing import Any
 from experiments.output.files import write_json
 from experiments.output.progress import Reporter
 from experiments.output.provenance import provenance
+from experiments.training.data.shown import told_of_data
 from experiments.training.log.step_log import read_steps
 from experiments.training.loop import MODEL, Outcome, Training
 from experiments.training.preparation.setup import RunSetup, build_setup, describe
@@ -69,6 +70,7 @@ def run(
         remove_results(folder)
     with _training(setup, folder, reporter, checkpoint) as training:
         reporter.detail(describe(setup))
+        reporter.once(told_of_data(setup.data, setup.tokenizer))
         if checkpoint is not None:
             reporter.detail(goes_on(checkpoint.step, setup.total_steps, rows))
         reporter.detail(str(training.memory()))

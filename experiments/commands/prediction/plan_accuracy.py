@@ -20,7 +20,7 @@ def evidence_of(option: Option, wishes: Wishes) -> Evidence | None:
     config, work = option.strategy.config, option.need.workload
     if config is None or option.strategy.name not in ("zenflow", "zenflow_paper"):
         return None
-    rate = learning_rate(wishes.model, work.num_params)
+    rate = learning_rate(wishes.model)
     return evidence(
         Training(
             rule=config.update_rule,

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from experiments.training.settings.training import MODEL_SIZES
+from experiments.training.models.fine_tuning import FINE_TUNING, written
+from experiments.training.models.named import comes_with_weights
 from sim.models.table import hub_name
 
 if TYPE_CHECKING:
@@ -16,10 +17,6 @@ if TYPE_CHECKING:
 
 DATA = "my_texts/"
 """Stands for the user's own in the command that is printed."""
-_SMALL_LR, _LARGE_LR = 2e-5, 1e-5
-"""Usual for fine-tuning all weights."""
-_LARGE = 3e9
-"""Parameters from which on the lower one is."""
 _SAVE_SECONDS = 1800.0
 _WRAPPERS = {"ddp": "under DistributedDataParallel", "fsdp": "with fully_shard"}
 
@@ -35,11 +32,9 @@ class Wishes:
     usd_per_hour: float | None = None
 
 
-def learning_rate(model: str, num_params: int) -> float | None:
+def learning_rate(model: str) -> float | None:
     """Return the usual learning rate of fine-tuning a model; None where it trains from scratch."""
-    if model in MODEL_SIZES:
-        return None
-    return _LARGE_LR if num_params >= _LARGE else _SMALL_LR
+    return FINE_TUNING["lr"] if comes_with_weights(hub_name(model)) else None
 
 
 def train_command(plan: Plan, wishes: Wishes) -> str | None:
@@ -61,8 +56,8 @@ def train_command(plan: Plan, wishes: Wishes) -> str | None:
     words += [] if option.strategy.releases else ["--gradients", "keep"]
     words += ["--batch-size", str(work.batch_size), "--sequence", str(work.sequence)]
     words += ["--grad-accum", str(work.accumulation)] if work.accumulation > 1 else []
-    rate = learning_rate(wishes.model, work.num_params)
-    words += [] if rate is None else ["--lr", f"{rate:g}".replace("e-0", "e-")]
+    rate = learning_rate(wishes.model)
+    words += [] if rate is None else ["--lr", written(rate)]
     if wishes.tokens is None:
         words += ["--epochs", "1"]
     else:
@@ -94,11 +89,12 @@ def what_to_run(plan: Plan, wishes: Wishes) -> Iterator[str]:
             f"{work.batch_size} on each:"
         )
         assert config is not None
+        rate = written(FINE_TUNING["lr"])
         releases, is_whole = chosen.strategy.releases, plan.parallel == "ddp"
         mode = 'offload_gradients="release", ' if releases else ""
         group = "process_group=model.process_group, " if is_whole else ""
         yield (
-            f"    optimizer = ZenFlowAdamW(model.parameters(), lr=1e-5, {mode}{group}"
+            f"    optimizer = ZenFlowAdamW(model.parameters(), lr={rate}, {mode}{group}"
             f'config=ZenFlowConfig.preset("{chosen.strategy.name}"{knobs}))'
         )
         if releases and is_whole:

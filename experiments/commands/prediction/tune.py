@@ -19,6 +19,7 @@ from experiments.commands.training.config_file import read_config_file, with_fla
 from experiments.commands.training.train_flags import KNOB_NAMES, given_flags, train_flags
 from experiments.output.target import check_folder
 from experiments.sweeps.requests import Request, hardware_of, notes_on, workload_of
+from experiments.training.models.fine_tuning import fine_tuning, train_defaults
 from experiments.training.preparation.first_checks import check_first, located, trainable_name
 from experiments.training.settings.training import TrainSettings
 from zenflow.config import ZenFlowConfig
@@ -197,6 +198,9 @@ def _backend(
         settings["strategy"] = "zenflow"
         made = TrainSettings(**located(settings), knobs=knobs)
         check_first(made)
+        defaults = train_defaults(made.model, settings)
+        made = replace(made, **defaults)
+        settings = {**defaults, **settings}
         settings |= {"model": made.model, "data": made.data, "eval_data": made.eval_data}
         return MeasuredBackend(made), limits, {**settings, "zenflow": knobs}
     from autotune.offline.backends import SimulatedBackend
@@ -207,9 +211,11 @@ def _backend(
     workload = workload_of(request, hardware)
     releases = flags["gradients"] != "keep"
     backend = SimulatedBackend(workload, hardware, releases=releases, base=base)
+    model = trainable_name(request.model)
     settings = {
         "strategy": "zenflow",
-        "model": trainable_name(request.model),
+        "model": model,
+        **fine_tuning(model),
         "batch_size": workload.batch_size,
         "sequence": workload.sequence,
         "grad_accum": workload.accumulation,

@@ -6,13 +6,15 @@ import json
 import sys
 import time
 import warnings
+from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from experiments.commands.command import Command
+from experiments.commands.command import Command, flags_were_right
 from experiments.commands.flag_types import FILE, KNOWN_FOLDER, PATH
 from experiments.commands.training.config_file import (
     read_config_file,
@@ -27,6 +29,7 @@ from experiments.commands.training.train_flags import (
     train_flags,
     tuning_flags,
 )
+from experiments.training.models.fine_tuning import told_defaults, train_defaults
 from experiments.training.preparation.first_checks import check_first, located
 from experiments.training.preparation.intention import intention
 from experiments.training.ranks.launched import Launched
@@ -100,15 +103,18 @@ def _train(
     if resume is not None:
         elsewhere = {"--out": out, "--config": config_file, "--replay": replay}
         settings, compare = _resumed_settings(context, resume, elsewhere, compare)
-        folder = resume
+        folder, stated = resume, None
     else:
-        settings = _new_settings(context, config_file, replay, compare)
+        settings, stated = _new_settings(context, config_file, replay, compare)
         folder = _new_folder(out, _label(settings, compare))
     goes_on = resume is not None or replay is not None
     given = given_flags(context)[0]
     is_asked = "parallel" in given if goes_on else settings.parallel is not None
     place.check(settings.parallel, is_asked=is_asked)
+    flags_were_right(context)
     check_first(settings)
+    if stated is not None:
+        settings = _with_defaults(settings, stated, compare)
     try:
         # Of several ranks the first one has the folder, and tells the others which it is.
         with locked(folder) if place.rank == 0 else nullcontext():
@@ -137,12 +143,13 @@ def _label(settings: TrainSettings, compare: bool) -> str:
 
 def _new_settings(
     context: click.Context, config_file: Path | None, replay: Path | None, compare: bool
-) -> TrainSettings:
-    """Return defaults, changed by the file, changed by the flags."""
+) -> tuple[TrainSettings, Mapping[str, Any] | None]:
+    """Return settings, and what of them a file or a flag states; None where all of it is."""
     settings, knobs = given_flags(context)
     tuning = given_tuning(context)
     if replay is not None:
-        return _replayed_settings(replay, config_file, compare, {**settings, **knobs, **tuning})
+        changes = {**settings, **knobs, **tuning}
+        return _replayed_settings(replay, config_file, compare, changes), None
     settings |= tuning
     if compare and "strategy" in settings:
         raise ConfigError("--compare runs its own four strategies: leave out --strategy")
@@ -160,11 +167,23 @@ def _new_settings(
                 click.echo(words, err=True)
     try:
         values, knobs = settle_auto(with_flags(values, settings), knobs)
-        made = TrainSettings(**located(values), knobs=knobs)
+        return TrainSettings(**located(values), knobs=knobs), values
     except ConfigError as error:
         if config_file is None:
             raise
         raise ConfigError(f"with the settings of {config_file}, {error}") from error
+
+
+def _with_defaults(
+    settings: TrainSettings, stated: Mapping[str, Any], compare: bool
+) -> TrainSettings:
+    """Return settings with what follows from the model, or from a comparison, where not stated."""
+    defaults = train_defaults(settings.model, stated)
+    if compare:
+        defaults.pop("epochs", None)  # a comparison has a length of its own
+    if defaults and Launched.here().rank == 0:
+        click.echo(told_defaults(defaults))
+    made = replace(settings, **defaults)
     return made.for_comparison() if compare else made
 
 

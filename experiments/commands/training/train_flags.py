@@ -9,6 +9,7 @@ import click
 
 from experiments.commands.command import given, with_flags
 from experiments.commands.flag_types import Gigabytes, LinkRates, NumberOr
+from experiments.training.models.fine_tuning import FINE_TUNING, written
 from experiments.training.settings.field import Setting, settings_of, written_settings
 from experiments.training.settings.training import TrainSettings
 from experiments.training.settings.tuning import TuningSettings
@@ -58,6 +59,8 @@ def _with_default(item: Setting) -> str:
         return item.help
     default = item.default
     shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+    if item.name in FINE_TUNING:
+        shown += f"; of a model with weights {written(FINE_TUNING[item.name])}"
     return f"{item.help}  [default: {shown}]"
 
 

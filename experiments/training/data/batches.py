@@ -20,6 +20,7 @@ from experiments.training.data.texts import (
     Documents,
     LabelledTexts,
     evaluated_on,
+    has_labels,
     path_documents,
     stdlib_documents,
     tsv_texts,
@@ -96,8 +97,7 @@ def read_source(settings: TrainSettings) -> Documents | LabelledTexts:
     path = None if settings.data is None else Path(settings.data).expanduser()
     evaluation = None if settings.eval_data is None else Path(settings.eval_data).expanduser()
     if path is not None and path.exists() and not is_saved_dataset(path):
-        has_labels = path.suffix == ".tsv" or (path / "train.tsv").is_file()
-        if settings.task == "classification" or (settings.task == "auto" and has_labels):
+        if has_labels(path, settings.task):
             return tsv_texts(path, evaluation)
         return path_documents(path, evaluation)
     check_named(settings.data, "--data")

@@ -6,11 +6,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.training.data.readable import rows_called, way_to_train
 from experiments.training.data.texts import Documents, LabelledTexts, is_held_out, labelled
 from zenflow.errors import ConfigError
 
 _TEXT_COLUMNS = ("text", "sentence", "content", "review", "question")
+_OTHER_TEXTS = frozenset(
+    {"sentence1", "sentence2", "question1", "question2", "premise", "hypothesis", "passage",
+     "question", "sentence", "context", "answer"}
+)  # fmt: skip
+"""Columns that stand beside a text of which a model is to see both."""
 _LABEL_COLUMNS = ("label", "labels", "target", "coarse_label")
+_FIRST_ROWS = 100
+"""Rows that are looked at to tell what a column holds."""
 _EVALUATION_SPLITS = ("validation", "dev", "validation_matched", "test")
 
 
@@ -32,13 +40,14 @@ def hub_dataset(
         label_column: The column of classes; None tries the usual names.
 
     Raises:
-        ConfigError: ``datasets`` is missing, the set can't be loaded, or a column isn't there.
+        ConfigError: ``datasets`` is missing, the set can't be loaded, a column isn't there, or
+            one holds no text.
     """
     splits = _load(name)
     if "train" not in splits:
         raise ConfigError(f"data set {name} must have a split 'train', but has {sorted(splits)}")
     train = splits["train"]
-    text = _column(name, train.column_names, text_column, _TEXT_COLUMNS, "--text-column")
+    text = _text_column(name, train, text_column)
     wants_label = task == "classification" or label_column is not None
     label = next((column for column in _LABEL_COLUMNS if column in train.column_names), None)
     if wants_label:
@@ -83,6 +92,47 @@ def _column(
             f"{', '.join(present)}: choose with {flag}"
         )
     return found
+
+
+def _text_column(dataset: str, train: Any, asked: str | None) -> str:
+    """Return the column of texts: the one asked for, or the only one with a usual name."""
+    present = train.column_names
+    called = rows_called(present)
+    if asked is None and "text" not in present and called != "rows of a table":
+        raise ConfigError(_rows_refused(dataset, present))
+    found = _column(dataset, present, asked, _TEXT_COLUMNS, "--text-column")
+    if asked is None and found != "text":
+        others = [name for name in present if name in _OTHER_TEXTS and name != found]
+        if others:
+            raise ConfigError(
+                f"data set {dataset} has several columns of text ({', '.join((found, *others))}), "
+                "and one is read: choose it with --text-column, or join them in a column of "
+                "their own and save_to_disk that"
+            )
+    values = train.select_columns([found])[:_FIRST_ROWS][found]
+    first = next((value for value in values if value is not None), "")
+    if not isinstance(first, str):
+        if called != "rows of a table" and isinstance(first, list | dict):
+            raise ConfigError(_rows_refused(dataset, present))
+        raise ConfigError(
+            f"column {found} of data set {dataset} holds {type(first).__name__}s, not texts: "
+            f"choose another with --text-column; there are {', '.join(present)}"
+        )
+    return found
+
+
+def _rows_refused(dataset: str, columns: Sequence[str]) -> str:
+    """Return the way to go for a set of chat rows, instructions or preferences."""
+    if Path(dataset).is_dir():
+        part = '["train"]' if (Path(dataset) / "dataset_dict.json").is_file() else ""
+        loaded = f'load_from_disk("{dataset}"){part}'
+    else:
+        words = ", ".join(f'"{word}"' for word in dataset.split(":", 1))
+        loaded = f'load_dataset({words}, split="train")'
+    return (
+        f"data set {dataset} looks like {rows_called(columns)} (columns {', '.join(columns)})"
+        + way_to_train(columns, loaded)
+    )
 
 
 def _documents(name: str, train: Any, held_out: Any, column: str) -> Documents:

@@ -1,18 +1,76 @@
-"""Text files as strings. Binary files are refused, bytes that are not UTF-8 are counted.
+"""Text files: which of a directory are some, and what they hold as strings.
 
-Does not import torch.
+Binary files are refused, bytes that are not UTF-8 are counted. Does not import torch.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from experiments.training.data.file_kinds import not_text
 from zenflow.errors import ConfigError
+
+TEXT_SUFFIXES = frozenset(
+    {".txt", ".md", ".rst", ".py", ".c", ".h", ".cpp", ".rs", ".go", ".java", ".js", ".ts", ".tex"}
+)
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _MOST_REPLACED = 0.1
 """Share of a file's characters above which it is no text in UTF-8 at all."""
+_MOST_NAMED = 6
+"""Files that a note names, of those passed over."""
+
+
+def walk(root: Path, skipped: frozenset[str] = frozenset()) -> Iterator[Path]:
+    """Yield the files below a directory, but for caches, hidden folders and those skipped."""
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = sorted(
+            name
+            for name in subfolders
+            if name not in skipped and name != "__pycache__" and not name.startswith(".")
+        )
+        yield from (Path(folder, name) for name in names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderFiles:
+    """The files below a directory, in order of names."""
+
+    texts: tuple[Path, ...]
+    """Files that are read."""
+    passed: tuple[tuple[Path, str], ...]
+    """Files that are passed over, and why."""
+
+    @classmethod
+    def below(cls, root: Path) -> FolderFiles:
+        """Return what is there, by names and first bytes."""
+        texts, passed = [], []
+        for path in sorted(walk(root), key=lambda found: found.as_posix()):
+            kind = not_text(path)
+            if kind is not None:
+                passed.append((path, kind.words))
+            elif path.suffix.lower() in TEXT_SUFFIXES:
+                texts.append(path)
+            else:
+                passed.append((path, f"{path.suffix or 'no suffix'}: not one that is read"))
+        return cls(texts=tuple(texts), passed=tuple(passed))
+
+    def without_empty(self, texts: Collection[Path]) -> FolderFiles:
+        """Return the same files, those without any text among those passed over."""
+        empty = [(path, "empty") for path in self.texts if path not in texts]
+        return FolderFiles(texts=tuple(texts), passed=(*self.passed, *empty))
+
+    def told(self, root: Path) -> str:
+        """Return how many files are read, and which are passed over, in words."""
+        read = f"{len(self.texts)} text file{'' if len(self.texts) == 1 else 's'} read"
+        if not self.passed:
+            return read
+        named = [f"{path.relative_to(root)} ({why})" for path, why in self.passed[:_MOST_NAMED]]
+        more = len(self.passed) - len(named)
+        return f"{read}; passed over: {', '.join(named)}{f' and {more} more' if more else ''}"
 
 
 @dataclass(slots=True)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from experiments.training.data.text_files import Reader
+from experiments.training.data.readable import check_labelled, check_readable, is_label_header
+from experiments.training.data.text_files import TEXT_SUFFIXES, FolderFiles, Reader, walk
 from zenflow.errors import ConfigError
 
 HELD_OUT_SHARE = 0.05
@@ -25,9 +25,6 @@ _NOT_THE_LIBRARY = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "pydoc_data"}
 )
 """Others' packages, tests, and documentation, which is English kept in a string."""
-_TEXT_SUFFIXES = frozenset(
-    {".txt", ".md", ".rst", ".py", ".c", ".h", ".cpp", ".rs", ".go", ".java", ".js", ".ts", ".tex"}
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +69,7 @@ def stdlib_files() -> list[Path]:
         ConfigError: This Python carries no source files (a frozen or zipped one).
     """
     root = Path(sysconfig.get_path("stdlib"))
-    found = _walk(root, frozenset({".py"}), _NOT_THE_LIBRARY)
+    found = (path for path in walk(root, _NOT_THE_LIBRARY) if path.suffix == ".py")
     files = sorted(found, key=lambda path: path.relative_to(root).as_posix())
     if not files:
         raise ConfigError(
@@ -100,13 +97,13 @@ def path_documents(path: Path, evaluation: Path | None = None) -> Documents:
         ConfigError: There is no text, or too little to hold any out.
     """
     reader = Reader()
-    named = _texts(path, reader)
+    named, notes = _texts(path, reader)
     if evaluation is not None:
         documents = Documents(
             name=path.name,
             train=tuple(text for _, text in named),
-            held_out=tuple(text for _, text in _texts(evaluation, reader, "--eval-data")),
-            notes=reader.notes,
+            held_out=tuple(text for _, text in _texts(evaluation, reader, "--eval-data")[0]),
+            notes=(*reader.notes, *notes),
         )
     elif path.is_file():
         text = named[0][1]
@@ -116,6 +113,7 @@ def path_documents(path: Path, evaluation: Path | None = None) -> Documents:
         )
     else:
         documents = _split(path.name, named, reader)
+        documents = replace(documents, notes=(*documents.notes, *notes))
     if not any(documents.train) or not any(documents.held_out):
         raise ConfigError(
             f"--data {path} must hold text for training and for evaluation, but has only "
@@ -125,15 +123,21 @@ def path_documents(path: Path, evaluation: Path | None = None) -> Documents:
     return documents
 
 
+def has_labels(path: Path, task: str) -> bool:
+    """Return whether a file or directory is read as labelled texts: by ``task``, or its name."""
+    is_tsv = path.suffix.lower() == ".tsv" or (path / "train.tsv").is_file()
+    return task == "classification" or (task == "auto" and is_tsv)
+
+
 def tsv_texts(path: Path, evaluation: Path | None = None) -> LabelledTexts:
     """Return the labelled texts of a TSV, or of train.tsv (and dev.tsv) in a directory.
 
     A line is text, tab, label; the label is what stands behind the last tab. A first line whose
-    label is literally ``label`` is a header. Without texts of their own to evaluate on (another
-    TSV, or a dev file), texts are held out by their hash.
+    label is the word ``label``, or another such name of a column, is a header. Without texts of
+    their own to evaluate on (another TSV, or a dev file), texts are held out by their hash.
 
     Raises:
-        ConfigError: A line has no tab, or fewer than two classes are found.
+        ConfigError: A line has no tab, most have several, or fewer than two classes are found.
     """
     reader = Reader()
     train = _tsv_rows(path / "train.tsv" if path.is_dir() else path, reader)
@@ -156,7 +160,7 @@ def evaluated_on(source: Documents | LabelledTexts, evaluation: Path) -> Documen
     if isinstance(source, LabelledTexts):
         train = [(text, source.classes[label]) for text, label in source.train]
         return labelled(source.name, train, _tsv_rows(evaluation, reader), reader.notes)
-    texts = tuple(text for _, text in _texts(evaluation, reader, "--eval-data"))
+    texts = tuple(text for _, text in _texts(evaluation, reader, "--eval-data")[0])
     return replace(source, held_out=texts, notes=reader.notes)
 
 
@@ -190,38 +194,28 @@ def labelled(
     )
 
 
-def _walk(
-    root: Path, suffixes: frozenset[str], skipped: frozenset[str] = frozenset()
-) -> Iterator[Path]:
-    for folder, subfolders, names in os.walk(root):
-        subfolders[:] = sorted(
-            name
-            for name in subfolders
-            if name not in skipped and name != "__pycache__" and not name.startswith(".")
-        )
-        yield from (Path(folder, name) for name in names if Path(name).suffix in suffixes)
-
-
-def _texts(path: Path, reader: Reader, flag: str = "--data") -> list[tuple[str, str]]:
-    """Return the name and text of every file that has any, in order of names.
+def _texts(
+    path: Path, reader: Reader, flag: str = "--data"
+) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
+    """Return the name and text of every file that has any, in order of names, and notes.
 
     Raises:
         ConfigError: There is none.
     """
+    check_readable(path, flag, is_labelled=False)
     if path.is_file():
-        files = [path]
-    else:
-        files = sorted(_walk(path, _TEXT_SUFFIXES), key=lambda found: found.as_posix())
-    root = path.parent if path.is_file() else path
-    named = [(file.relative_to(root).as_posix(), reader.read(file)) for file in files]
-    named = [(name, text) for name, text in named if text.strip()]
-    if named:
-        return named
-    if path.is_file():
+        text = reader.read(path)
+        if text.strip():
+            return [(path.name, text)], ()
         raise ConfigError(f"{flag} {path} must hold text, but is empty: give a file with some")
+    found = FolderFiles.below(path)
+    texts = {file: text for file in found.texts if (text := reader.read(file)).strip()}
+    if texts:
+        named = [(file.relative_to(path).as_posix(), text) for file, text in texts.items()]
+        return named, (found.without_empty(texts).told(path),)
     raise ConfigError(
-        f"{flag} {path} must hold text, but has none in {len(files)} text files: read are "
-        f"{', '.join(sorted(_TEXT_SUFFIXES))}; a single file may have any name"
+        f"{flag} {path} must hold text, but has none in {len(found.texts)} text files: read are "
+        f"{', '.join(sorted(TEXT_SUFFIXES))}; a single file may have any name"
     )
 
 
@@ -257,6 +251,7 @@ def _cut_largest(named: Sequence[tuple[str, str]]) -> tuple[str, list[str], list
 
 
 def _tsv_rows(path: Path, reader: Reader) -> list[tuple[str, str]]:
+    check_labelled(path, "--data")
     rows = []
     for number, line in enumerate(reader.read(path).splitlines(), start=1):
         if not line.strip():
@@ -267,7 +262,7 @@ def _tsv_rows(path: Path, reader: Reader) -> list[tuple[str, str]]:
                 f"each line of a TSV is text, tab, label, but line {number} of {path} has no "
                 f"tab: {line[:60]!r}"
             )
-        if number > 1 or label.strip().lower() != "label":
+        if number > 1 or not is_label_header(label):
             rows.append((text, label.strip()))
     return rows
 

@@ -27,6 +27,12 @@ class ByteTokenizer:
         encoded = [np.frombuffer(text.encode("utf-8"), dtype=np.uint8) for text in texts]
         return _joined(encoded, [SEPARATOR])
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens; the two that are no bytes are shown by names."""
+        names = {SEPARATOR: b"<|separator|>", PADDING: b"<|padding|>"}
+        parts = (names.get(token) or bytes([token]) for token in tokens)
+        return b"".join(parts).decode("utf-8", errors="replace")
+
     def encode_many(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
         """Return each text's bytes, cut at ``max_tokens``."""
         return [list(text.encode("utf-8")[:max_tokens]) for text in texts]
@@ -53,6 +59,11 @@ class PretrainedTokenizer:
         encoded = self._tokenizer(list(texts), add_special_tokens=False, verbose=False)
         tail = [] if self._separator is None else [self._separator]
         return _joined(encoded["input_ids"], tail)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, special tokens included."""
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+        return text
 
     def encode_many(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
         """Return each text's token ids with the model's special tokens, cut at ``max_tokens``."""

@@ -55,8 +55,9 @@ class StepRows:
         self._write(leave=1)
 
     def add_evaluation(self, result: Evaluation) -> None:
-        """Put an evaluation's result into the last step's row."""
-        self._waiting[-1] |= result
+        """Put an evaluation's result into the last step's row, if that is not yet written."""
+        if self._waiting:
+            self._waiting[-1] |= result
 
     def flush(self, report: StepReport | None) -> None:
         """Write every row; ``report`` is the last step's."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from zenflow.report import MemoryPlan
     from zenflow.trace.timeline import Timeline
 
-_LAST_LOSSES = 10
+LAST_LOSSES = 10
 """Steps over which the final training loss is a mean: one batch's loss is mostly noise."""
 
 
@@ -163,7 +163,7 @@ def step_figures(rows: Sequence[StepRow], update_interval: int, unsettled: int) 
         "max_staleness": max((row.get("staleness", 0) for row in rows), default=0),
         "skipped_steps": sum(bool(row.get("skipped")) for row in rows),
         "final_train_loss": _mean(
-            row["loss"] for row in rows[-_LAST_LOSSES:] if row["loss"] is not None
+            row["loss"] for row in rows[-LAST_LOSSES:] if row["loss"] is not None
         ),
         "tokens_per_second": sum(row["tokens"] for row in rows) / total if total else math.nan,
     }

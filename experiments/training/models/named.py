@@ -60,4 +60,17 @@ def has_weights(found: NamedModel) -> bool:
     """Return whether the model comes with weights; else it starts from random ones."""
     if found.kind != "directory":
         return found.kind == "hub"
-    return any((Path(found.name) / name).is_file() for name in WEIGHT_FILES)
+    return _holds_weights(Path(found.name))
+
+
+def comes_with_weights(name: str) -> bool:
+    """Return the same of what ``--model`` names, whether or not transformers is installed."""
+    own_name = name.removeprefix("own:")
+    path = Path(own_name).expanduser()
+    if own_name in MODEL_SIZES or path.is_file():
+        return False
+    return _holds_weights(path) if path.is_dir() else True
+
+
+def _holds_weights(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in WEIGHT_FILES)

@@ -41,6 +41,11 @@ from zenflow.errors import ConfigError, naming_file
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "tokenizer.model")
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Return whether a directory holds a tokenizer."""
+    return any((folder / name).is_file() for name in _TOKENIZER_FILES)
+
+
 def load_tokenizer(found: NamedModel) -> TextTokenizer:
     """Return the tokenizer that belongs to the model: bytes for those made from scratch.
 
@@ -50,7 +55,7 @@ def load_tokenizer(found: NamedModel) -> TextTokenizer:
     if found.kind == "size" or found.own:
         return ByteTokenizer()
     folder = Path(found.name).parent if found.kind == "config" else Path(found.name)
-    if found.kind != "hub" and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+    if found.kind != "hub" and not has_tokenizer(folder):
         return ByteTokenizer()
     transformers = _transformers()
     try:

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.training.data.hub import is_saved_dataset
+from experiments.training.data.readable import check_readable
+from experiments.training.data.texts import has_labels
 from experiments.training.settings.training import MODEL_SIZES, TrainSettings
 from sim.models.positions import check_sequence
 from sim.models.table import find_model
@@ -27,7 +30,7 @@ def check_first(settings: TrainSettings) -> None:
 
     Raises:
         ConfigError: Torch, a file or a directory is missing, a model's name is not the hub's, or
-            its learned positions are fewer than a sequence's tokens.
+            its learned positions are fewer than a sequence's tokens, or data is no text.
     """
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(
@@ -37,13 +40,23 @@ def check_first(settings: TrainSettings) -> None:
     check_named(settings.data, "--data")
     if settings.eval_data is not None and not Path(settings.eval_data).expanduser().exists():
         raise _missing(settings.eval_data, "--eval-data")
-    model = settings.model.removeprefix("own:")
+    check_data(settings)
+    _check_model(settings.model, settings.sequence)
+
+
+def _check_model(name: str, sequence: int) -> None:
+    """Refuse a model's name that is neither a size, nor a path that is there, nor the hub's.
+
+    Raises:
+        ConfigError: It is none of these, or has too few learned positions.
+    """
+    model = name.removeprefix("own:")
     if model in MODEL_SIZES:
         return
     check_named(model, "--model")
     if not Path(model).expanduser().exists():
         _check_hub_model(model)
-    _check_positions(model, settings.sequence)
+    _check_positions(model, sequence)
 
 
 def _check_positions(model: str, sequence: int) -> None:
@@ -57,6 +70,30 @@ def _check_positions(model: str, sequence: int) -> None:
     except ConfigError:  # of a family that only transformers knows
         return
     check_sequence(found, config, sequence)
+
+
+def check_data(settings: TrainSettings) -> None:
+    """Refuse files that no run can read as they are, by their names and first bytes.
+
+    Raises:
+        ConfigError: One holds no text, or a column is named where there are none.
+    """
+    path = None if settings.data is None else Path(settings.data).expanduser()
+    is_path = path is None or (path.exists() and not is_saved_dataset(path))
+    for name in ("text_column", "label_column"):
+        column = getattr(settings, name)
+        if is_path and column is not None:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} {column} names a column of a Hugging Face data set, "
+                f"but --data is {'left out' if path is None else 'a path of plain text'}: leave "
+                "it out, or give a data set's name or a directory of save_to_disk"
+            )
+    is_labelled = is_path and path is not None and has_labels(path, settings.task)
+    if is_path and path is not None:
+        check_readable(path, "--data", is_labelled=is_labelled)
+    if settings.eval_data is not None:
+        evaluation = Path(settings.eval_data).expanduser()
+        check_readable(evaluation, "--eval-data", is_labelled=is_labelled)
 
 
 def check_named(name: str | None, flag: str) -> None:

@@ -251,7 +251,7 @@ def make_schedule(
 
 
 def describe(setup: RunSetup) -> str:
-    """Return what is about to be trained on what, and what there is to say of the data."""
+    """Return what is about to be trained on what."""
     settings = setup.settings
     name = Path(settings.model).name if setup.found.kind != "hub" else settings.model
     made_by = "experiments.training.models.decoder" if setup.found.own else "transformers"
@@ -263,4 +263,4 @@ def describe(setup: RunSetup) -> str:
     ranks = setup.ranks
     if ranks.are_several:
         about += f", shared by {ranks.count} ranks ({ranks.parallel})\n{told(setup.cores)}"
-    return "\n".join((about, *(f"data: {note}" for note in setup.data.notes)))
+    return about

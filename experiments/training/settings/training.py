@@ -132,7 +132,11 @@ class TrainSettings(TuningSettings):
     """Tokens of a sequence; in classification the length at which texts are cut."""
     batch_size: int = setting(3, "Sequences of a micro-batch, over all ranks.", at_least(1))
     grad_accum: int = setting(1, "Micro-batches of a step.", at_least(1))
-    steps: int | None = setting(None, "Optimizer steps.", at_least(1))
+    steps: int | None = setting(
+        None,
+        "Optimizer steps; by default one epoch of a model with weights, else 800.",
+        at_least(1),
+    )
     """Optimizer steps. With neither this nor ``epochs`` they are ``DEFAULT_STEPS``."""
     epochs: float | None = setting(None, "Passes over the data, in place of --steps.", POSITIVE)
     lr: float = setting(4e-4, "Peak learning rate.", POSITIVE)
@@ -151,7 +155,9 @@ class TrainSettings(TuningSettings):
     gradients: str = setting(
         "release", "When gradients leave: in backward, or step().", choices=GRADIENT_MODES
     )
-    dtype: str = setting("float32", "The parameters' precision.", choices=DTYPES)
+    dtype: str = setting(
+        "float32", "Precision of the parameters; by default that of their weights.", choices=DTYPES
+    )
     checkpointing: bool = setting(False, "Recompute each layer's activations in backward.")
     grad_scaler: Mapping[str, float] = field(default_factory=dict)
     """Arguments of torch's ``GradScaler``, used with float16."""
@@ -256,7 +262,7 @@ class TrainSettings(TuningSettings):
             self,
             steps=steps if self.epochs is None else None,
             start_steps=start,
-            eval_every=self.eval_every or max(1, steps // 8),
+            eval_every=self.eval_every or _pace_of_evaluations(steps, self.timeline_steps),
         )
 
     def for_start(self) -> TrainSettings:
@@ -297,6 +303,22 @@ class TrainSettings(TuningSettings):
 
 
 DEFAULT_STEPS = 800
+
+_MOST_EVALUATIONS = 8
+"""Points of each strategy's held-out loss in a comparison's picture."""
+
+
+def _pace_of_evaluations(steps: int, recorded: int) -> int:
+    """Return the steps between a comparison's evaluations.
+
+    None falls among the last steps, ``recorded`` ones, whose timeline is drawn; the end has one.
+    """
+    for count in range(_MOST_EVALUATIONS, 1, -1):
+        every = (steps - recorded) // (count - 1)
+        if every > 0 and every * count >= steps:
+            return every
+    return steps
+
 
 MIN_SPLIT_ELEMENTS = 1 << 12
 """Where a run does not say: the sizes above would fit below the engine's own floor whole."""

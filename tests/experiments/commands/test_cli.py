@@ -412,3 +412,28 @@ def test_a_file_says_a_setting_in_its_flags_unit(tmp_path, text, name, value):
     assert read_config_file(path)[0] == {name: value}
     known = known_settings(TrainSettings)[name]
     assert value is None or known.read(known.written(value)) == (value, None)
+
+
+def test_what_is_wrong_with_data_is_not_told_as_wrong_usage(tmp_path):
+    (tmp_path / "chat.jsonl").write_text('{"messages": []}\n')
+    (tmp_path / "short.txt").write_text("too short")
+    for name in ("chat.jsonl", "short.txt"):
+        result = train(*FAST, "--data", tmp_path / name, "--out", tmp_path / "run")
+        assert result.exit_code == 2
+        assert result.output.splitlines()[-1].startswith(("Error: ", "Or write"))
+        assert "Usage" not in result.output
+    assert "Usage" in train("--steps", "0").output
+
+
+def test_rows_are_refused_before_torch_loads(tmp_path):
+    (tmp_path / "chat.jsonl").write_text('{"messages": []}\n')
+    program = (
+        "import sys\nfrom experiments.cli import main\n"
+        f"try: main(['train', '--data', {str(tmp_path / 'chat.jsonl')!r}])\n"
+        "except SystemExit as end: assert end.code == 2\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr

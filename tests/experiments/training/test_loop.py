@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from tests.experiments.runs import (
     saved_tensors,
     steps,
     summary,
+    train,
     trained,
     write_text,
 )
@@ -61,6 +63,77 @@ def test_run_leaves_every_promised_file_and_figure(tmp_path):
     assert (facts.strategy, facts.num_params) == ("zenflow", found["num_params"])
     assert (facts.batch_size, facts.sequence, facts.grad_accum) == (2, 32, 1)
     assert facts.commit == found["commit"]
+
+
+@pytest.mark.parametrize(("count", "every"), [(24, 4), (12, 4), (10, 4), (3, 1)])
+def test_no_evaluation_is_skipped_and_each_is_printed(tmp_path, text, count, every):
+    flags = [*FAST, "--data", text, "--steps", str(count)]
+    out = tmp_path / "run"
+    said = ended(0, "--out", out, *flags, "--eval-every", str(every))
+    asked = list(range(every, count + 1, every))
+    evaluated = {row["step"]: row["eval_loss"] for row in steps(out) if "eval_loss" in row}
+    assert list(evaluated) == asked
+    for step, loss in evaluated.items():
+        assert f"step {step}/{count} held-out loss {loss:.4f}" in said
+    if asked[-1] == count:
+        assert summary(out)["eval_loss"] == evaluated[count]
+    alone = trained(tmp_path / "alone", *flags)
+    assert summary(alone)["eval_loss"] == summary(out)["eval_loss"]
+    assert [row["loss"] for row in steps(alone)] == [row["loss"] for row in steps(out)]
+    assert equal(alone, out)
+
+
+def test_a_finished_run_that_is_resumed_is_evaluated_again(tmp_path, text):
+    flags = [*FAST, "--data", text, "--steps", "4", "--eval-every", "4"]
+    out = trained(tmp_path / "run", *flags)
+    before = steps(out), summary(out)["eval_loss"]
+    ended(0, "--resume", out)
+    assert (steps(out), summary(out)["eval_loss"]) == before
+
+
+def test_the_log_the_console_and_the_summary_have_one_loss(tmp_path, text):
+    flags = [*FAST, "--data", text, "--steps", "4", "--grad-accum", "2"]
+    said = ended(0, "--out", tmp_path / "run", *flags)
+    losses = [row["loss"] for row in steps(tmp_path / "run")]
+    mean = sum(losses) / 4
+    assert summary(tmp_path / "run")["final_train_loss"] == pytest.approx(mean)
+    assert f"mean loss {mean:.3f} of 4 steps" in said
+    assert f"training loss {mean:.4f} (mean of the last 4 steps)" in said
+    alone = trained(tmp_path / "one", *flags, "--steps", "1")
+    assert steps(alone)[0]["loss"] == losses[0]
+
+
+def test_a_comparisons_evaluations_leave_its_timeline_alone():
+    for count in (1, 4, 16, 24, 50, 100, 500, 1000):
+        made = TrainSettings(steps=count).for_comparison()
+        inner = range(made.eval_every, count, made.eval_every)
+        assert all(step <= count - made.timeline_steps for step in inner)
+        assert count < 100 or len(inner) >= 5
+    assert TrainSettings(steps=50, eval_every=3).for_comparison().eval_every == 3
+
+
+def test_the_first_row_is_shown_as_the_model_sees_it(tmp_path, text):
+    data = tmp_path / "data"
+    data.mkdir()
+    for number in range(3):
+        (data / f"{number}.txt").write_text(f'line {number}\n\tsays "é"\n')
+    (data / "big.txt").write_text("x" * 300)
+    (data / "chat.jsonl").write_text('{"messages": []}')
+    flags = ["--steps", "1", "--sequence", "350", "--batch-size", "1", "--eval-data", text]
+    said = train("--out", tmp_path / "run", *FAST, "--data", data, *flags).output
+    row = next(line for line in said.splitlines() if line.startswith("first row as the model"))
+    shown = json.loads(row[row.index('"') : row.rindex('"') + 1])
+    assert "(350 tokens): " in row
+    assert len(shown) == 200
+    assert row.endswith(" ...")
+    parts = [*(f'line {number}\n\tsays "é"\n' for number in range(3)), "x" * 300]
+    assert "<|separator|>".join(parts).startswith(shown)
+    assert "4 text files read; passed over: chat.jsonl (JSON" in said
+    rows = "".join(f"{'good' if n % 2 else 'bad'} {n}\t{n % 2}\n" for n in range(200))
+    (tmp_path / "a.tsv").write_text(rows)
+    flags = ["--data", tmp_path / "a.tsv", "--steps", "1"]
+    said = ended(0, "--out", tmp_path / "labelled", *FAST, *flags)
+    assert re.search(r'tokens, class (1\): "good \d+"|0\): "bad \d+")', said)
 
 
 def test_measured_traffic_is_the_rules(tmp_path, text):
