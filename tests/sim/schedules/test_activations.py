@@ -44,9 +44,9 @@ def test_attentions_share_of_flop_is_korthikantis():
 
     That is attention's part of forward and backward, and all that recomputing it could add.
     """
-    for width, sequence in ((12288, 2048), (20480, 2048)):
+    for width, heads, sequence in ((12288, 96, 2048), (20480, 128, 2048)):
         config = {
-            "model_type": "gpt2", "n_embd": width, "n_head": 96, "n_layer": 1,
+            "model_type": "gpt2", "n_embd": width, "n_head": heads, "n_layer": 1,
             "vocab_size": 50257, "n_positions": sequence,
         }  # fmt: skip
         work = Workload.of_config("gpt", config, sequence=sequence, attention="eager")

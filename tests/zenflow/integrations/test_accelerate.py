@@ -9,6 +9,7 @@ pytest.importorskip("accelerate", reason='needs the extra: pip install "zenflow-
 
 import accelerate.optimizer
 from accelerate import Accelerator
+from accelerate.state import GradientState
 from torch.utils.data import DataLoader
 
 from tests.models import weights_of
@@ -28,6 +29,13 @@ from zenflow import GradientError
 from zenflow.integrations.accelerate import prepare
 
 pytestmark = pytest.mark.filterwarnings("default")  # those of other packages are not ours
+
+
+@pytest.fixture(autouse=True)
+def _gradients_of_no_other_test():
+    """Whether gradients are synchronised is state that all accelerators of a process share."""
+    GradientState._reset_state()
+
 
 ACCUMULATION = 3
 """Micro-batches in a step; an epoch has seven, so that its last step has one."""
