@@ -3,6 +3,7 @@
 import gc
 import os
 import pickle
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,11 @@ else:
     settings.register_profile("default", deadline=None)
     settings.register_profile("ci", deadline=None, derandomize=True)
     settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+# A shell lets what it starts in the background ignore Ctrl-C, and so would all that tests start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

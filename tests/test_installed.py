@@ -215,7 +215,8 @@ def test_a_source_archive_gives_the_wheel_of_its_clone_and_has_no_leftovers(
     build(clone[0], "sdist", "-d", tmp_path)
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as content:
-        content.extractall(tmp_path, filter="data")
+        content.extraction_filter = getattr(tarfile, "data_filter", None)  # from 3.11.4 on
+        content.extractall(tmp_path)
     source = tmp_path / archive.name.removesuffix(".tar.gz")
     files = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
     others = files - set(git(clone[0], "ls-files").splitlines())
