@@ -291,7 +291,8 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages, Foll
     def _check_can_step(self) -> None:
         self._check_open()
         self._check_sound()
-        self._take_late_weights()
+        if self._takes_late_weights or self._expects_weights:  # hooks come by for each parameter
+            self._take_late_weights()
         self._follow_groups()  # before backward uses their settings
         if self._true_weights.are_shown:
             raise RuntimeError(
