@@ -131,27 +131,27 @@ unit: $(READY_DEV)
 
 # Pictures and pages first, then the site; a link that leads nowhere is an error.
 docs: $(READY_DEV)
-	$(PY) -m experiments.pages.window_picture
-	$(PY) -m experiments.pages.evidence
-	$(PY) -m experiments.pages.results
-	$(PY) -m experiments.pages.late_updates
-	$(PY) -m experiments.pages.trainers
-	$(PY) -m benchmarks.gpu.document
-	$(PY) -m experiments.paper.document
+	$(PY) -m evidence.pages.window_picture
+	$(PY) -m evidence.pages.recorded_losses
+	$(PY) -m evidence.pages.results
+	$(PY) -m evidence.pages.late_updates
+	$(PY) -m evidence.pages.trainers
+	$(PY) -m evidence.benchmarks.gpu.document
+	$(PY) -m evidence.pages.reproduction
 	$(PY) -m tests.zenflow.conformance.document
 	PYTHONPATH=$(CURDIR) NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 	@echo "Open build/site/index.html"
 
 gpu: $(READY_DEV)
-	$(PY) -m benchmarks.gpu.suite $(PART) $(ARGS)
+	$(PY) -m evidence.benchmarks.gpu.suite $(PART) $(ARGS)
 
 bench: $(READY_RUN)
-	$(PY) -m benchmarks.host_update
-	$(PY) -m benchmarks.step_overhead
-	$(PY) -m benchmarks.framework_hooks
-	$(PY) -m benchmarks.module_launches
-	$(PY) -m benchmarks.interpreter.load
-	$(PY) -m benchmarks.sim_speed
+	$(PY) -m evidence.benchmarks.host_update
+	$(PY) -m evidence.benchmarks.step_overhead
+	$(PY) -m evidence.benchmarks.framework_hooks
+	$(PY) -m evidence.benchmarks.module_launches
+	$(PY) -m evidence.benchmarks.interpreter.load
+	$(PY) -m evidence.benchmarks.sim_speed
 
 # gcc compiles and zig links, against the oldest glibc that zig has: gcc alone would need this
 # machine's. The code that picks a clone of a loop for the processor is in libgcc.a; zig has only a

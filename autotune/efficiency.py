@@ -92,7 +92,7 @@ class EnergyCurve:
         """Return the curve before anything is measured: share k^0.72.
 
         With it a tenth of the columns holds 0.19 of the energy, which is what the small decoders
-        of the records under `experiments/results` show. Larger models concentrate more, so this
+        of the records under `evidence/results` show. Larger models concentrate more, so this
         errs to the side of caution.
         """
         return cls.of({ratio: ratio**0.72 for ratio in (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.7)})

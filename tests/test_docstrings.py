@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("zenflow", "sim", "autotune", "experiments", "benchmarks")
+PACKAGES = ("zenflow", "sim", "autotune", "experiments", "evidence")
 MODULES = sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*.py"))
 FILE = re.compile(rf"`((?:{'|'.join(PACKAGES)}|docs|tests)/[a-z0-9_/.-]+\.[a-z]+)`")
 """A file of the repository, in backticks."""

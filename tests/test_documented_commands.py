@@ -55,8 +55,8 @@ def trained(steps, added=SMALL):
 AS_IT_STANDS = Scaled()
 INSTALLED = Elsewhere("tests/test_installed.py")
 COMPARED = Elsewhere("tests/experiments/training/test_comparison.py")
-REPRODUCED = Elsewhere("tests/experiments/paper/test_frame.py")
-SENTENCES = Elsewhere("tests/experiments/studies/test_sst2.py")
+REPRODUCED = Elsewhere("tests/evidence/paper/test_frame.py")
+SENTENCES = Elsewhere("tests/evidence/studies/test_sst2.py")
 RANKS = Elsewhere("tests/experiments/training/test_launched.py")
 TRACED = Elsewhere("tests/sim/traced/test_cpu_trace.py")
 LOAN = Elsewhere("tests/test_gpu_loan.py")
@@ -176,10 +176,10 @@ LINES = {
         "make gpu": Elsewhere("tests/test_benchmarks.py"),
     },
     "docs/gpu.md": {
-        "python3 -m benchmarks.gpu.loan plan": LOAN,
-        "python3 -m benchmarks.gpu.loan 1 --out runs/call1": LOAN,
-        "python -m benchmarks.gpu.document runs/call1/records.tar.gz runs/call2/records.tar.gz":
-            LOAN,
+        "python3 -m evidence.benchmarks.gpu.loan plan": LOAN,
+        "python3 -m evidence.benchmarks.gpu.loan 1 --out runs/call1": LOAN,
+        "python -m evidence.benchmarks.gpu.document runs/call1/records.tar.gz "
+        "runs/call2/records.tar.gz": LOAN,
     },
     "notebooks/README.md": {
         'pip install -e ".[notebooks]"': NOTEBOOKS,

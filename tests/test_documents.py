@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.pages.links import targets
+from evidence.pages.links import targets
 from tests.test_docstrings import is_there, names_in
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,6 +27,7 @@ OTHERS = {
 }
 """Pages whose blocks warn in other packages, and the test that runs them."""
 MOST_WORDS = 30
+PACKAGES = "zenflow|sim|autotune|experiments|evidence"
 FENCE = re.compile(r"^```.*?^```", flags=re.MULTILINE | re.DOTALL)
 PYTHON = re.compile(r"^```python\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 
@@ -134,13 +135,13 @@ def test_commands_and_modules_that_pages_name_exist():
             assert find_spec(module) is not None, f"{name_of(page)}: {module}"
         for name in names_in(text):
             assert is_there(name), f"{name_of(page)}: {name}"
-        for file in re.findall(r"`((?:zenflow|sim|autotune|experiments|tests)/[\w/.-]+)`", text):
+        for file in re.findall(rf"`((?:{PACKAGES}|tests)/[\w/.-]+)`", text):
             assert (ROOT / file).exists(), f"{name_of(page)}: {file}"
 
 
 def test_contributing_has_every_room_of_the_packages():
     table = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    for package in ("zenflow", "sim", "autotune", "experiments"):
+    for package in PACKAGES.split("|"):
         rows = "".join(re.findall(rf"^\| (`{package}/.*?) \|", table, re.MULTILINE))
         named = set(re.findall(r"`(?:\w+/)?(\w+)`", rows))
         rooms = {path.parent.name for path in (ROOT / package).glob("[a-z]*/[!.]*")}

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import zenflow
-from experiments.pages.doctests import fenced
+from evidence.pages.doctests import fenced
 
 pytest.importorskip("mkdocs", reason="make docs installs what builds the site")
 
@@ -119,7 +119,7 @@ def test_the_search_finds_each_method_that_a_page_calls(site):
 def test_the_search_leaves_records_out(site):
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     places = [entry["location"] for entry in index["docs"]]
-    assert not [place for place in places if "experiments/results/" in place]
+    assert not [place for place in places if "evidence/results/" in place]
     assert any(place.startswith("results/accuracy.html") for place in places)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-_PACKAGES = ("experiments", "autotune", "sim")
+_PACKAGES = ("evidence", "experiments", "autotune", "sim")
 
 
 def own_packages_first(path: Sequence[str], root: Path) -> list[str]:

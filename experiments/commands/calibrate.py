@@ -115,7 +115,7 @@ def validate(**flags: Any) -> None:
     from experiments.lab.page import FORMER
     from experiments.output.bar import wide_console
     from experiments.output.plots import save_figure
-    from experiments.studies.validation.study import STUDY, read_validation
+    from experiments.validation.study import STUDY, read_validation
 
     record = read_validation(flags["record"] or _measured(flags))
     data = record.data(STUDY)
@@ -139,7 +139,7 @@ def _measured(flags: dict[str, Any]) -> Path:
     from experiments.lab.runner import Runner
     from experiments.lab.study import Scope
     from experiments.output.provenance import results_folder
-    from experiments.studies.validation.study import validation
+    from experiments.validation.study import validation
     from sim.hardware.file import read_profile
 
     folder: Path = (flags["out"] or results_folder("validation")).absolute()

@@ -1,10 +1,15 @@
-"""All studies by name, in their order; a study's module is loaded when it is asked for."""
+"""All studies by name, in their order; a study's module is loaded when it is asked for.
+
+Studies that prove this project are in the folder ``evidence`` beside this package. A clone of the
+repository has that folder, and an installed wheel has not.
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 from collections.abc import Sequence
+from pathlib import Path
 
 from experiments.lab.study import Study
 from zenflow.errors import ConfigError
@@ -14,48 +19,61 @@ PAPER = "paper"
 WHAT_IF = "whatif"
 """Group of the shipped sweeps, each of which answers a question."""
 
+_EVIDENCE = "evidence"
 _FIGURES = (
-    "speed.breakdown",
-    "speed.utilisation",
-    "speed.naive_overlap",
-    "speed.pipeline",
-    "speed.speedup",
-    "speed.stall_reduction",
-    "speed.pcie_bytes",
-    "importance.selection_traffic",
-    "importance.concentration",
-    "loss.sensitivity",
-    "loss.zen_auto",
-    "loss.convergence",
-    "loss.ingredients",
-    "speed.largest_model",
-    "loss.update_rule",
-    "loss.accuracy",
-    "loss.from_scratch",
+    "experiments.paper.speed.breakdown",
+    "experiments.paper.speed.utilisation",
+    "experiments.paper.speed.naive_overlap",
+    "experiments.paper.speed.pipeline",
+    "experiments.paper.speed.speedup",
+    "experiments.paper.speed.stall_reduction",
+    "experiments.paper.speed.pcie_bytes",
+    "evidence.paper.importance.selection_traffic",
+    "evidence.paper.importance.concentration",
+    "evidence.paper.loss.sensitivity",
+    "evidence.paper.loss.zen_auto",
+    "evidence.paper.loss.convergence",
+    "evidence.paper.loss.ingredients",
+    "experiments.paper.speed.largest_model",
+    "evidence.paper.loss.update_rule",
+    "evidence.paper.loss.accuracy",
+    "evidence.paper.loss.from_scratch",
 )
 _QUESTIONS = ("break_even", "cores_against_interval", "dram_for_gpu", "pcie5_or_cpu")
 _MODULES = {
-    **{f"{PAPER}/{path.rpartition('.')[2]}": f"experiments.paper.{path}" for path in _FIGURES},
-    "published": "experiments.studies.published.study",
-    "validation": "experiments.studies.validation.study",
-    "accuracy": "experiments.studies.accuracy",
-    "staleness": "experiments.studies.staleness.study",
-    "update_rule": "experiments.studies.update_rule.study",
-    "late_updates": "experiments.studies.late_updates.study",
-    "stability": "experiments.studies.late_updates.stability",
-    "stall_and_loss": "experiments.studies.stall_and_loss",
-    "tuned_goodput": "experiments.studies.tuned_goodput.study",
-    "tuned_loss": "experiments.studies.tuned_loss",
-    "hidden_machines": "experiments.studies.hidden_machines.study",
-    "sst2": "experiments.studies.sst2.study",
+    **{f"{PAPER}/{path.rpartition('.')[2]}": path for path in _FIGURES},
+    "published": "evidence.studies.published.study",
+    "validation": "experiments.validation.study",
+    "accuracy": "evidence.studies.accuracy",
+    "staleness": "evidence.studies.staleness.study",
+    "update_rule": "evidence.studies.update_rule.study",
+    "late_updates": "evidence.studies.late_updates.study",
+    "stability": "evidence.studies.late_updates.stability",
+    "stall_and_loss": "evidence.studies.stall_and_loss",
+    "tuned_goodput": "evidence.studies.tuned_goodput.study",
+    "tuned_loss": "evidence.studies.tuned_loss",
+    "hidden_machines": "evidence.studies.hidden_machines.study",
+    "sst2": "evidence.studies.sst2.study",
     **{f"{WHAT_IF}/{name}": "experiments.sweeps.studies" for name in _QUESTIONS},
 }
 """Module of each study, which exports it as STUDY, or several as STUDIES."""
 
 
 def names(group: str | None = None) -> tuple[str, ...]:
-    """Return the keys of all studies, or of a group's, in order."""
-    return tuple(key for key in _MODULES if group is None or key.startswith(f"{group}/"))
+    """Return the keys of the studies that this installation has, or of a group's, in order."""
+    return tuple(
+        key
+        for key, module in _MODULES.items()
+        if (group is None or key.startswith(f"{group}/")) and (_is_clone() or not _proves(module))
+    )
+
+
+def _is_clone() -> bool:
+    return (Path(__file__).resolve().parents[2] / _EVIDENCE / "studies").is_dir()
+
+
+def _proves(module: str) -> bool:
+    return module.startswith(f"{_EVIDENCE}.")
 
 
 def load(name: str) -> Study:
@@ -90,6 +108,11 @@ def chosen(asked: Sequence[str], group: str | None = None) -> tuple[str, ...]:
             found |= dict.fromkeys(names(key))
         elif key in known:
             found[key] = None
+        elif key in _MODULES:
+            raise ConfigError(
+                f"{name} needs the folder evidence/, which no wheel contains: install from a "
+                'clone of the repository, with pip install -e "."'
+            )
         else:
             raise ConfigError(f"no {'figure' if group else 'study'} is called {name!r}: "
                               + _hint(name, known, group))  # fmt: skip

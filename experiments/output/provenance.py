@@ -19,7 +19,7 @@ from experiments.output.run_types import Provenance
 from zenflow.errors import ConfigError
 from zenflow.host.limits import usable_cores
 
-RESULTS = Path(__file__).resolve().parents[1] / "results"
+RESULTS = Path(__file__).resolve().parents[2] / "evidence" / "results"
 """Where records are committed."""
 
 _PACKAGES = (

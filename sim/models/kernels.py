@@ -43,7 +43,7 @@ class Kernels:
 PLAIN_LAUNCHES = 18
 """Launches of a plain layer without its products and dropout. OPT's, GPT-2's and BERT's have fewer
 kernels than Llama's, but take the host 0.63 of its forward's time and 0.58 of its backward's on
-average (record 2026-11-25_module-launches_amd-epyc, by ``benchmarks/module_launches.py``)."""
+average (record 2026-11-25_module-launches_amd-epyc)."""
 
 KERNELS: Mapping[str, Kernels] = {
     # Six kernels a norm: cast, square, mean, root, scale, weight. Five for each of queries and

@@ -18,7 +18,7 @@ class PresetRule:
     words: str
     """Update rule in words; it decides accuracy, of which predictions say nothing."""
     distance: int
-    """Distance of the rule from AdamW, from records of losses under `experiments/results`."""
+    """Distance of the rule from AdamW, from records of losses under `evidence/results`."""
     is_baseline: bool = False
     """Whether it is there to compare with: recommended only where no other fits."""
 

@@ -1,7 +1,8 @@
 """Framework: what PyTorch's and DeepSpeed's own code takes around layers and optimizer steps.
 
-- Seconds of the host were measured by ``benchmarks/framework_hooks.py``, with tiny parameters on a
-  CPU and collectives that do nothing (records 2026-11-25_framework-hooks_intel-r-xeon-r-processor
+- Seconds of the host were measured by ``evidence/benchmarks/framework_hooks.py``, with tiny
+  parameters on a CPU and collectives that do nothing (records
+  2026-11-25_framework-hooks_intel-r-xeon-r-processor
   and, for ZeRO-3, 2026-11-25_framework-hooks_amd-epyc). None comes from the time of a training
   step.
 - Kernels and bytes are counted in the code: torch 2.13 (torch/distributed/fsdp/_fully_shard,

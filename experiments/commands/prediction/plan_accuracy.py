@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from experiments.commands.prediction.plan_run import Wishes, learning_rate
-from experiments.evidence.nearest import Evidence, Training, evidence
+from experiments.recorded.nearest import Evidence, Training, evidence
 from experiments.training.settings.training import TrainSettings
 from sim.planning.rules import EXACT
 

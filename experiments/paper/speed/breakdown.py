@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Data, Job, computed
-from experiments.literature import zenflow as paper
+from experiments.paper import published as paper
 from experiments.paper.canvas import canvas
 from experiments.paper.speed.phases import simulated, table_costs
 from sim.simulate import Strategy, simulate
@@ -80,7 +80,7 @@ def _findings(data: Data) -> Sequence[Finding]:
 def _draw(data: Data) -> Figure:
     from experiments.output.plots import SPAN_COLOURS, STALL_COLOUR
 
-    ours, table, phases = data["from_phases"], data["from_table"], paper.PHASES
+    ours, table, phases = data["from_phases"], data["from_table"], paper.BREAKDOWN
     rows = {
         "published": (
             phases.forward, phases.backward, phases.d2h, phases.update, phases.h2d,

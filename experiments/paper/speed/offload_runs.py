@@ -2,7 +2,7 @@
 
 What is compared is what the paper compared: ZeRO-Offload as DeepSpeed runs it, and ZenFlow's
 published design with DeepSpeed's CPU step. That step's rate is the measured constant of
-`experiments.studies.published.predictions`, on both machines.
+`experiments.paper.predictions`, on both machines.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from experiments.literature import zenflow as paper
-from experiments.studies.published.predictions import deepspeed_rate, predict_costs
+from experiments.paper import published as paper
+from experiments.paper.predictions import deepspeed_rate, predict_costs
 from sim.hardware.catalog import find_machine
 from sim.hardware.profile import HardwareProfile
 from sim.models.table import find_model

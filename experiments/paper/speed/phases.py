@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from experiments.literature import zenflow as paper
+from experiments.paper import published as paper
 from sim.hardware.catalog import find_machine
 from sim.models.table import find_model
 from sim.models.workload import Workload
@@ -25,7 +25,7 @@ _JOINED = 2e-3
 
 def simulated(strategy: str, *, num_steps: int | None = None, **knobs: Any) -> Prediction:
     """Return a strategy's steady state with the published phases."""
-    phases = {name: value for name, value in asdict(paper.PHASES).items() if name != "strategy"}
+    phases = {name: value for name, value in asdict(paper.BREAKDOWN).items() if name != "strategy"}
     costs = costs_of_phases(**phases)
     return simulate(costs, Strategy.of(strategy, **knobs), num_steps=num_steps)
 

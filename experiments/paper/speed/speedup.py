@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, cast
 
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Data, Job, computed
-from experiments.literature import zenflow as paper
-from experiments.literature.measurements import MEASUREMENTS
+from experiments.paper import published as paper
 from experiments.paper.canvas import canvas
+from experiments.paper.predictions import predict
 from experiments.paper.speed import offload_runs
 from experiments.paper.speed.offload_runs import draw_bars, judged, over_infinity, speedup
-from experiments.studies.published.predictions import predict
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,15 +28,13 @@ _RELEASED = (
     "The released code, which is not the published design, with cores bound: both steps are "
     "predicted as in docs/validation.md."
 )
-_ROWS = ("3B, ZeRO-Offload, bound", "3B, ZenFlow, DeepSpeed's and its new")
 
 
 def _make(job: Job) -> Data:
-    found = {item.label: item for item in reversed(MEASUREMENTS) if item.label in _ROWS}
-    offload, zenflow = (predict(found[label].setup, "step") for label in _ROWS)
+    (offload, offload_seconds), (zenflow, zenflow_seconds) = paper.RELEASED_RUNS
     released = {
-        "measured_by_others": found[_ROWS[0]].seconds / found[_ROWS[1]].seconds,
-        "simulated": offload / zenflow,
+        "measured_by_others": offload_seconds / zenflow_seconds,
+        "simulated": predict(offload, "step") / predict(zenflow, "step"),
     }
     return {"rows": offload_runs.simulated(job.smoke, job.progress), "released_3b": released}
 

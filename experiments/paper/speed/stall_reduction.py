@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.record import committed
 from experiments.lab.study import Data, Job, computed
-from experiments.literature import zenflow as paper
+from experiments.paper import published as paper
 from experiments.paper.speed import offload_runs
 from experiments.paper.speed.offload_runs import draw_bars, judged, stall_removed
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Data, Job, computed
-from experiments.literature import zenflow as paper
+from experiments.paper import published as paper
 from experiments.paper.canvas import canvas
 from experiments.paper.speed.phases import NOTE, simulated
 

@@ -20,8 +20,8 @@ from experiments.lab import record as records
 from experiments.output import bar as bar_module
 from experiments.output import stages
 from experiments.output.outlook import PlannedRun
-from experiments.studies.validation import study as validation_study
-from experiments.studies.validation.study import profile_in
+from experiments.validation import study as validation_study
+from experiments.validation.study import profile_in
 from sim.fitting.fit import Fit
 from sim.hardware.file import read_profile
 from zenflow.host.pool import HostPool

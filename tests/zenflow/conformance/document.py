@@ -6,9 +6,9 @@ the suite's.
 
 from collections.abc import Iterable, Iterator
 
+from evidence.pages.headlines import ROOT
+from evidence.pages.results import with_part
 from experiments.output.files import write_text
-from experiments.pages.headlines import ROOT
-from experiments.pages.results import with_part
 from tests.zenflow.conformance.refusals import OF_RELEASE_MODE, REFUSALS, Refusal
 
 DOCUMENT = ROOT / "docs" / "limits.md"

@@ -1,0 +1,108 @@
+"""What the GPU benchmark's runs stand beside: compute alone, and torch's fused AdamW."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from evidence.benchmarks.gpu.setup import Bench
+from evidence.benchmarks.record import spread
+from experiments.calibration.parts import synchronize
+
+_STRETCHES = 3
+"""Number of times that some steps are timed together."""
+
+
+def compute_seconds(bench: Bench) -> dict[str, Any]:
+    """Return the time of forward and backward alone: no optimizer can be faster.
+
+    Gradients are dropped as they come, so that it fits wherever some optimizer does.
+    """
+    bench.free()
+    model = bench.model()
+    for param in model.parameters():
+        param.register_post_accumulate_grad_hook(_drop)
+    seconds = []
+    for step in range(3 + bench.options.compute_steps):
+        synchronize(bench.device)
+        started = time.perf_counter()
+        bench.loss(model, step).backward()
+        synchronize(bench.device)
+        seconds.append(time.perf_counter() - started)
+    return spread(seconds[3:])
+
+
+def _drop(param: Tensor) -> None:
+    param.grad = None
+
+
+def fused_steps(
+    model: nn.Module, learning_rate: float, max_norm: float, *, has_masters: bool
+) -> Callable[[], None]:
+    """Return what clips and takes a step of torch's fused AdamW, and drops the gradients.
+
+    Args:
+        model: Model in bfloat16.
+        learning_rate: Of AdamW.
+        max_norm: L2 norm that all gradients are clipped to together.
+        has_masters: Whether weights and moments are in float32, 12 bytes a parameter, and the
+            model gets rounded copies; else all has the model's own dtype, 4 bytes.
+    """
+    params: list[Tensor] = list(model.parameters())
+    masters = [p.detach().float() for p in params] if has_masters else params
+    optimizer = torch.optim.AdamW(masters, lr=learning_rate, fused=True)
+
+    def step() -> None:
+        nn.utils.clip_grad_norm_(params, max_norm)
+        if has_masters:
+            for master, param in zip(masters, params, strict=True):
+                master.grad = None if param.grad is None else param.grad.float()
+                param.grad = None
+        optimizer.step()
+        optimizer.zero_grad()
+        if has_masters:
+            with torch.no_grad():
+                torch._foreach_copy_(params, masters)
+
+    return step
+
+
+def fused_baseline(
+    bench: Bench, learning_rate: float, max_norm: float, *, has_masters: bool = False
+) -> dict[str, Any] | None:
+    """Return times and memory of steps with torch's fused AdamW, as many people run it.
+
+    Without float32 masters it moves fewer bytes than `on_device`, and rounds more. Steps follow
+    each other without a wait, as in training.
+
+    Returns:
+        The record; None where it does not fit.
+    """
+    bench.free()
+    try:
+        model = bench.model()
+        step = fused_steps(model, learning_rate, max_norm, has_masters=has_masters)
+        bench.forget_peak()
+        seconds, count = [], bench.options.compute_steps
+        for _ in range(1 + _STRETCHES):
+            synchronize(bench.device)
+            started = time.perf_counter()
+            for number in range(count):
+                loss = bench.loss(model, number)
+                loss.backward()
+                step()
+            synchronize(bench.device)
+            seconds.append((time.perf_counter() - started) / count)
+    except torch.OutOfMemoryError:
+        return None
+    timed = spread(seconds[1:])
+    return {
+        "step_seconds": timed,
+        "tokens_per_second": bench.tokens / timed["median"],
+        "peak_device_bytes": bench.peak_bytes(),
+        "last_loss": float(loss.detach()),
+    }

@@ -1,0 +1,222 @@
+"""The simulator's own speed: simulated steps, machines and a sweep's points a second, on one core.
+
+    python -m evidence.benchmarks.sim_speed [--out DIR] [--smoke]
+
+The floor of the event simulation is SimPy's own queue: what as many empty events take. That of
+points by formula is the formula alone. Points are counted from end to end: a whole sweep with its
+journal and its table, which begins with empty caches. SimPy answers points of the same sweep in
+turn with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import io
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import simpy
+from rich.console import Console
+
+from evidence.benchmarks.record import setting, spread
+from experiments.output.files import write_json, write_text
+from experiments.sweeps.axes.parsing import parse_axes
+from experiments.sweeps.execution.run import Engine, run_sweep
+from experiments.sweeps.grid import Sweep
+from experiments.sweeps.requests import Request
+from sim.closed_forms.steady import ClosedForm
+from sim.hardware.catalog import find_machine
+from sim.machine import Machine
+from sim.models.table import find_model
+from sim.models.workload import Workload
+from sim.simulate import Strategy, simulate
+from sim.timing.costs import StepCosts, costs_of
+
+MODEL, MACHINE = "llama-3.1-8b", "hgx-h200"  # 32 layers, embedding and head
+EVENT_STRATEGIES = ("zero_offload", "delayed", "zenflow_paper", "zenflow", "superoffload")
+FORM_STRATEGIES = ("zero_offload", "delayed", "zenflow_paper", "zenflow")
+QUEUED = 4  # events under way at a time: a stream or two, the link, the host
+AIMS = {"events": 500.0, "closed form": 100_000.0, "points by formula": 10_000.0}
+FULL, SMOKE = (9, 100, 50_000, 100_000), (1, 4, 100, 80)  # repeats, steps, machines, points
+SWEPT = Request(
+    model="llama-2-7b", gpu="a100-80-pcie", host="epyc-9654", link="pcie4-x16", batch_size=8,
+    checkpointing=True,
+)  # fmt: skip
+_GPUS = "gpu=rtx4090,rtx5090,l40s,a100-80-pcie,h100-pcie"
+_LINKS = "link=pcie3-x16,pcie4-x16,pcie5-x16"
+_HOSTS = "host=desktop-ddr5,epyc-7742,epyc-9654"
+OTHERS: dict[str, tuple[str, ...]] = {
+    "machines": (_GPUS, "batch=1,2,4,8", "S=2,4,8", _LINKS, _HOSTS),
+    "models": ("model=qwen2.5-0.5b,qwen2.5-1.5b,llama-3.2-1b", _GPUS, _LINKS, "batch=1,4"),
+    "settings": ("topk_ratio=0.02,0.05,0.1,0.2", "S=1,2,4,6,8", "queue_depth=1,2,4,8", _LINKS),
+}
+"""Axes of sweeps of which no two points share their costs, or their schedule."""
+USUAL = {"model": "qwen2.5-0.5b", "gpu": "rtx4090", "host": "epyc-7742", "link": "pcie4-x16"}
+BY_SIMPY = 3  # points
+WIDTH = 12
+
+
+def make_costs() -> StepCosts:
+    workload = Workload.of_config(*find_model(MODEL), batch_size=8, sequence=2048)
+    return costs_of(workload, find_machine(MACHINE, 1))
+
+
+def strategy_of(name: str) -> Strategy:
+    knobs: dict[str, Any] = {"select_interval": 0} if name.startswith("zenflow") else {}
+    return Strategy.of(name, **knobs)
+
+
+def time_events(costs: StepCosts, name: str, steps: int) -> tuple[float, int]:
+    """Return seconds and SimPy events of so many steps."""
+    machine = Machine(costs.hardware, keeps_spans=False)
+    schedule = strategy_of(name).schedule(machine, costs)
+    started = time.perf_counter()
+    machine.run(schedule.run(steps))
+    seconds = time.perf_counter() - started
+    return seconds, next(machine.env._eid)
+
+
+def time_queue(events: int) -> float:
+    """Return the seconds in which SimPy passes so many events that do nothing."""
+    env = simpy.Environment()
+
+    def wait(count: int) -> Generator[simpy.Event, Any, None]:
+        for _ in range(count):
+            yield env.timeout(1.0)
+
+    for _ in range(QUEUED):
+        env.process(wait(events // QUEUED))
+    started = time.perf_counter()
+    env.run()
+    return time.perf_counter() - started
+
+
+def time_form(costs: StepCosts, name: str, count: int) -> float:
+    form = ClosedForm(costs, strategy_of(name))
+    generator = np.random.default_rng(0)
+    axes: dict[str, Any] = {key: generator.uniform(1e10, 6e10, count) for key in ("d2h", "h2d")}
+    started = time.perf_counter()
+    form.solve(**axes, host=generator.uniform(5e10, 3e11, count), duplex=1e15, dram=1e12)
+    return time.perf_counter() - started
+
+
+def rates_sweep(method: str, count: int) -> Sweep:
+    """Return a sweep of so many machines that differ in rates, with selections that recur."""
+    step = 440 / max(1, count // 40)
+    axes = parse_axes(["link_rate=20:39.5:0.5", f"dram=600:{600 + 440 - step}:{step}"])
+    return Sweep(axes=axes, request=SWEPT, method=method)
+
+
+def others_sweep(name: str, count: int) -> Sweep:
+    """Return a sweep of machines, models or settings; of few points for a smoke test."""
+    axes = parse_axes(OTHERS[name] if count > 1000 else OTHERS[name][:1])
+    varied = {axis.name for axis in axes}
+    fixed: dict[str, Any] = {key: value for key, value in USUAL.items() if key not in varied}
+    return Sweep(axes=axes, request=Request(**fixed), method="simulate")
+
+
+def forget() -> None:
+    """Empty the caches of the simulator and of sweeps, as of a process that has just begun."""
+    cached = type(functools.cache(forget))
+    for found in gc.get_objects():
+        if type(found) is cached and found.__module__.startswith(("sim.", "experiments.")):
+            found.cache_clear()
+
+
+def time_sweep(sweep: Sweep) -> float:
+    """Return points a second of a whole sweep in this process."""
+    forget()
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        run_sweep(sweep, Path(folder), Engine(workers=1), Console(file=io.StringIO()))
+        return sweep.num_points / (time.perf_counter() - started)
+
+
+def time_simpy(sweep: Sweep) -> float:
+    """Return points a second that SimPy answers one by one."""
+    started = time.perf_counter()
+    for index in np.linspace(0, sweep.num_points - 1, BY_SIMPY).astype(int).tolist():
+        case = sweep.case(index)
+        simulate(costs_of(case.workload, case.hardware), case.strategy, keeps_spans=False)
+    return BY_SIMPY / (time.perf_counter() - started)
+
+
+def time_points(count: int) -> dict[str, float]:
+    """Return points a second of each kind of sweep, and of SimPy on the same."""
+    found = {"points by formula": time_sweep(rates_sweep("closed-form", count))}
+    sweeps = {"rates": rates_sweep("simulate", max(40, count // 100))}
+    sweeps |= {name: others_sweep(name, count) for name in OTHERS}
+    for name, sweep in sweeps.items():
+        found[f"points of {name}"] = time_sweep(sweep)
+        found[f"points of {name}, SimPy"] = time_simpy(sweep)
+    return found
+
+
+def measure(repeats: int, steps: int, count: int, points: int) -> dict[str, Any]:
+    """Return rates with their spread; strategies take turns."""
+    costs = make_costs()
+    rows: dict[str, list[float]] = defaultdict(list)
+    floors: dict[str, list[float]] = defaultdict(list)
+    for _ in range(repeats):
+        for name in EVENT_STRATEGIES:
+            seconds, events = time_events(costs, name, steps)
+            rows[f"events {name}"].append(steps / seconds)
+            floors[f"events {name}"].append(seconds / time_queue(events))
+        for name in FORM_STRATEGIES:
+            rows[f"closed form {name}"].append(count / time_form(costs, name, count))
+        for name, rate in time_points(points).items():
+            rows[name].append(rate)
+        alone = rows["closed form zenflow"][-1]
+        floors["points by formula"].append(alone / rows["points by formula"][-1])
+    return {
+        "rates": {key: spread(values) for key, values in rows.items()},
+        "times_floor": {key: spread(values) for key, values in floors.items()},
+    }
+
+
+def table(record: dict[str, Any]) -> str:
+    """Return the rates, one a line, beside their aims."""
+    lines = [
+        f"{'':<28}{'per second':>{WIDTH}}{'quartiles':>22}{'aim':>{WIDTH}}{'x floor':>{WIDTH}}"
+    ]
+    for key, values in record["rates"].items():
+        aim = next((f"{aim:,.0f}" for kind, aim in AIMS.items() if key.startswith(kind)), "-")
+        low, _, high = values["quartiles"]
+        floor = record["times_floor"].get(key)
+        times = "-" if floor is None else f"{floor['median']:.1f}"
+        lines.append(
+            f"{key:<28}{values['median']:>{WIDTH},.0f}"
+            f"{f'{low:,.0f} .. {high:,.0f}':>22}"
+            f"{aim:>{WIDTH}}{times:>{WIDTH}}"
+        )
+    lines.append(
+        f"events: steps of {MODEL} a second; closed form: machines a second. Floor: as many "
+        "events that do nothing, through SimPy's queue, or the formula alone. Points: of a sweep "
+        "from end to end, all with selections that recur"
+    )
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/sim_speed"))
+    parser.add_argument("--smoke", action="store_true", help="tiny: tests the script")
+    options = parser.parse_args(arguments)
+    sizes = SMOKE if options.smoke else FULL
+    record = setting(**measure(*sizes))
+    options.out.mkdir(parents=True, exist_ok=True)
+    write_json(options.out / "sim_speed.json", record)
+    shown = table(record)
+    write_text(options.out / "sim_speed.txt", shown + "\n")
+    print(shown)
+
+
+if __name__ == "__main__":
+    main()

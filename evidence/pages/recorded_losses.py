@@ -1,0 +1,122 @@
+"""Writes `experiments/recorded/losses.json`, the accuracies of committed records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from statistics import fmean
+from typing import Any
+
+from evidence.studies.regimes import BASELINE, FINE_TUNING, settings_of
+from experiments.lab.intervals import compare
+from experiments.lab.record import Record, needed
+from experiments.output.files import write_text
+from experiments.recorded.losses import FILE, RecordedLoss
+from experiments.training.settings.training import MODEL_SIZES, TrainSettings
+from sim.models.workload import Workload
+from zenflow.config import ZenFlowConfig
+from zenflow.errors import ConfigError
+
+_RULES = {"exact": "zenflow", "published": "zenflow_paper"}
+"""Preset of each update rule. Its settings but k and S are the recorded ones', or nothing is."""
+_KEPT = ("topk_ratio", "update_interval", "min_split_elements")
+
+
+def recorded_losses() -> list[RecordedLoss]:
+    """Return a line for each setting of the engine's rules that was trained and compared.
+
+    Raises:
+        ConfigError: This installation has no records.
+    """
+    found = [*_losses(needed("accuracy")), *_losses(needed("update_rule")), *_sst2()]
+    return sorted(found, key=lambda row: (row.from_scratch, row.rule, row.num_params, row.lr,
+                                          row.topk_ratio, row.update_interval))  # fmt: skip
+
+
+def _losses(record: Record) -> Iterator[RecordedLoss]:
+    """Yield held-out losses over those of the same seed's AdamW, less 1; not others' rows."""
+    rows = [row for row in record.rows if row.get("source", "this study") == "this study"]
+    rows = [row for row in rows if row["dtype"] == "float32" and "rule" not in row]
+    base = {
+        (row["regime"], row["lr"], row["seed"]): row["eval_loss"]
+        for row in rows
+        if row["variant"] == BASELINE
+    }
+    found: dict[tuple[Any, ...], list[float]] = {}
+    for row in rows:
+        rule = _rule_of(row["config"])
+        if rule is not None:
+            excess = row["eval_loss"] / base[row["regime"], row["lr"], row["seed"]] - 1
+            knobs = row["config"]["topk_ratio"], row["config"]["update_interval"]
+            found.setdefault((row["regime"], row["lr"], rule, *knobs), []).append(excess)
+    for (regime, lr, rule, k, interval), values in found.items():
+        yield RecordedLoss(
+            record=record.folder.name,
+            task=regime.split(",")[0],
+            from_scratch=regime != FINE_TUNING,
+            num_params=_num_params(settings_of(regime, smoke=False)),
+            lr=lr,
+            rule=rule,
+            topk_ratio=k,
+            update_interval=interval,
+            is_accuracy=False,
+            **_spread(values),
+        )
+
+
+def _sst2() -> Iterator[RecordedLoss]:
+    """Yield accuracies less those of the same seed's AdamW, on SST-2."""
+    record = needed("sst2")
+    rows = {row["variant"]: row for row in record.rows if row["tuning"] is None}
+    for found in compare(record.rows, record.config["num_test"]):
+        row = rows.get(found.variant)
+        rule = None if row is None else _rule_of(row["config"])
+        if row is not None and rule is not None:
+            yield RecordedLoss(
+                record=record.folder.name,
+                task="fine-tuning an encoder on SST-2",
+                from_scratch=False,
+                num_params=row["num_params"],
+                lr=record.config["lr"],
+                rule=rule,
+                topk_ratio=row["config"]["topk_ratio"],
+                update_interval=row["config"]["update_interval"],
+                is_accuracy=True,
+                **_spread(found.differences),
+            )
+
+
+def _spread(values: Sequence[float]) -> dict[str, Any]:
+    return {
+        "seeds": len(values),
+        "mean": round(fmean(values), 6),
+        "least": round(min(values), 6),
+        "most": round(max(values), 6),
+    }
+
+
+def _rule_of(config: Mapping[str, Any]) -> str | None:
+    """Return the rule that a preset stands for with this k and S; None if it is another one."""
+    rule = config["update_rule"]
+    try:
+        usual = ZenFlowConfig.preset(_RULES[rule], **{name: config[name] for name in _KEPT})
+    except (KeyError, ConfigError):
+        return None
+    is_known = config["topk_ratio"] < 1 and usual.to_dict() == dict(config)
+    return str(rule) if is_known else None
+
+
+def _num_params(settings: TrainSettings) -> int:
+    config = MODEL_SIZES[settings.model].config()
+    return Workload.of_config(settings.model, config, batch_size=1).num_params
+
+
+def text_of(rows: Sequence[RecordedLoss]) -> str:
+    """Return the file's text."""
+    lines = ",\n".join(json.dumps(asdict(row)) for row in rows)
+    return f"[\n{lines}\n]\n"
+
+
+if __name__ == "__main__":
+    write_text(FILE, text_of(recorded_losses()))

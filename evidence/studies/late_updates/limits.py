@@ -1,0 +1,145 @@
+"""How large learning rate times curvature may be, by rule: eigenvalues of the rule on a quadratic.
+
+The loss is h/2 (a w)^2 with a unit vector a, spread evenly over one group of columns for each
+phase. All columns are deferred, the worst case. A second moment that has settled is a constant
+factor of the learning rate, so a rule is a linear map that repeats every S steps. The rule is
+stable where no eigenvalue of the map of S steps is larger than 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evidence.studies.late_updates.rules import Rule, mean_ahead, mean_share
+
+Array = NDArray[np.float64]
+
+BETA1 = 0.9
+_GROWTH = 1e-6
+"""Excess of an eigenvalue over 1 that is no rounding."""
+_COARSE, _FINE = 1.1, 1.01
+"""Factors between the values tried, and between the last two."""
+_LEAST, _MOST = 0.01, 60.0
+"""Values between which a limit is looked for. AdamW's own is 38."""
+
+
+def adamw_limit(beta1: float = BETA1) -> float:
+    """Return AdamW's own limit, 2 (1 + beta1) / (1 - beta1) (Cohen et al., arXiv 2207.14484).
+
+    >>> round(adamw_limit(), 6)
+    38.0
+    """
+    return 2 * (1 + beta1) / (1 - beta1)
+
+
+class _Quadratic:
+    """All weights under one rule, as columns of a matrix: one for each start."""
+
+    def __init__(self, rule: Rule, beta1: float) -> None:
+        self.rule, self.beta1 = rule, beta1
+        groups = rule.interval if rule.rolling else 1
+        self.phases = np.arange(1, groups + 1) if rule.rolling else np.array([rule.interval])
+        self.along = groups**-0.5
+        # All groups see the same gradient, so one moment and one sum stand for all.
+        ends = np.cumsum([groups, groups, groups, 1])
+        parts = np.split(np.eye(3 * groups + 2), ends)
+        self.seen, self.master, self.upload, self.moment, self.sum = parts
+
+    def state(self) -> Array:
+        """Return everything as one matrix: the map of the steps taken so far."""
+        return np.concatenate([self.seen, self.master, self.upload, self.moment, self.sum])
+
+    def step(self, t: int, curvature: float) -> None:
+        """Take step t at a learning rate of 1."""
+        rule, beta1 = self.rule, self.beta1
+        gradient = curvature * self.along**2 * self.seen.sum(0, keepdims=True)
+        due, lands = self._in_turn(t), self._in_turn(t - rule.lag)
+        if rule.lag:
+            self.seen = np.where(lands, self.upload, self.seen)
+        if rule.kind == "late" and rule.fresh != "none":
+            self.seen = self.seen - self._shares(t) * gradient
+        self.sum = (self.sum if rule.kind == "published" else 0.0 * self.sum) + gradient
+        if rule.kind != "published":
+            self.moment = beta1 * self.moment + (1 - beta1) * gradient
+        if rule.kind == "late":
+            self.master = self.master - self.moment
+        self._close(due)
+        if not rule.lag:
+            self.seen = np.where(due, self.upload, self.seen)
+
+    def _in_turn(self, t: int) -> NDArray[np.bool_]:
+        """Return the groups whose turn in the window step t is."""
+        turns: NDArray[np.bool_] = (t - self.phases) % self.rule.interval == 0
+        return turns[:, None]
+
+    def _shares(self, t: int) -> Array:
+        """Return by how much of its learning rate each group takes the fresh gradient at once."""
+        left = (self.phases - t) % self.rule.interval + self.rule.lag
+        shares = [mean_share(int(uses), self.beta1) * (1 - self.beta1) for uses in left]
+        return np.array(shares)[:, None] * self.rule.fresh_share
+
+    def _close(self, due: NDArray[np.bool_]) -> None:
+        """Move masters whose window ends, and fill their uploads."""
+        rule, interval = self.rule, self.rule.interval
+        if rule.kind == "late":
+            lead = mean_ahead(rule.lag, interval, self.beta1)
+        elif rule.kind == "former":
+            self.master = self.master - np.where(due, interval * self.moment, 0.0)
+            lead = rule.lag + (interval - 1) / 2
+        else:
+            mean = self.beta1 * self.moment + (1 - self.beta1) * self.sum / interval
+            self.moment = np.where(due, mean, self.moment)  # aligned: a single group
+            self.master = self.master - np.where(due, self.moment, 0.0)
+            self.sum = np.where(due, 0.0, self.sum)
+            lead = 0.0
+        upload = self.master - rule.lead_share * lead * self.moment
+        self.upload = np.where(due, upload, self.upload)
+
+
+def growth(rule: Rule, curvature: float, beta1: float = BETA1) -> float:
+    """Return the largest eigenvalue, in size, of the map of one window, per step.
+
+    Args:
+        rule: Rule of the deferred columns.
+        curvature: Learning rate times preconditioned curvature.
+        beta1: Decay of the first moment.
+    """
+    model = _Quadratic(rule, beta1)
+    for t in range(1, model.rule.interval + 1):
+        model.step(t, curvature)
+    largest = float(np.abs(np.linalg.eigvals(model.state())).max())
+    return float(largest ** (1 / model.rule.interval))
+
+
+def limit(rule: Rule, beta1: float = BETA1) -> float:
+    """Return the least learning rate times curvature at which the rule is unstable, to 1%.
+
+    Raises:
+        ValueError: It is unstable below every value that is tried.
+    """
+
+    def stable(value: float) -> bool:
+        return growth(rule, value, beta1) <= 1 + _GROWTH
+
+    return first_failure(stable)
+
+
+def first_failure(stable: Callable[[float], bool]) -> float:
+    """Return about where a condition first fails between the least and the most that is tried.
+
+    Raises:
+        ValueError: It fails at the least.
+    """
+    value = _LEAST
+    if not stable(value):
+        raise ValueError(f"the rule is unstable at {value:g} already: it can't train anything")
+    while value < _MOST and stable(value * _COARSE):
+        value *= _COARSE
+    low, high = value, value * _COARSE
+    while high / low > _FINE:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if stable(middle) else (low, middle)
+    return low

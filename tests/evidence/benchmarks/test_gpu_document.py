@@ -1,0 +1,166 @@
+"""docs/gpu.md: made from records, and nothing is said without one."""
+
+import json
+
+import pytest
+
+from evidence.benchmarks.gpu import document as gpu_document
+from evidence.benchmarks.gpu import setup as gpu_setup
+from evidence.benchmarks.gpu import step as gpu_step
+from evidence.benchmarks.gpu.document import DOCUMENT, document, keep, section
+from evidence.pages import validation as validation_docs
+from experiments.output.files import write_json
+from experiments.output.provenance import RESULTS
+from zenflow.errors import ConfigError
+from zenflow.trace.timeline import Timeline
+
+RUNS = [
+    "torch_fused",
+    "on_device",
+    "zero_offload",
+    "zenflow",
+    "zenflow, S 2",
+    "zenflow, S 16",
+    "zenflow, keep",
+    "on_device again",
+]
+TESTS = """<testsuites><testsuite tests="9" failures="1" errors="0" skipped="2"/></testsuites>"""
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory):
+    """What the suite leaves, its benchmark's part of a tiny model on the CPU."""
+    runs = tmp_path_factory.mktemp("gpu")
+    series = runs / "presets-1b"
+    assert gpu_step.main(["--smoke", "--out", str(series), "--runs", *RUNS]) == 0
+    (runs / "tests").mkdir()
+    (runs / "tests" / "tests.xml").write_text(TESTS)
+    (runs / "validation").mkdir()
+    (runs / "validation" / "record.json").write_text("{}")
+    (runs / ".validation.partial").mkdir()
+    record = json.loads((series / "record.json").read_text())
+    parts = [
+        {"part": "tests", "ended": "failed with code 1", "seconds": 3.0},
+        {"part": "presets-1b", "ended": "done", "seconds": 9.0},
+    ]
+    hardware = record["hardware"] | {"gpu": "NVIDIA H100 80GB HBM3"}
+    whole = {"hardware": hardware, "versions": record["versions"], "commit": "0123456789ab"}
+    write_json(runs / "suite.json", {**whole, "parts": parts})
+    return runs
+
+
+def test_the_benchmark_runs_whole_on_a_tiny_model(suite):
+    series = suite / "presets-1b"
+    record = json.loads((series / "record.json").read_text())
+    (cell,) = record["cells"]
+    assert [run["name"] for run in cell["runs"]] == RUNS[1:]
+    assert record["smoke"]
+    assert cell["failures"] == {}
+    runs = {run["name"]: run for run in cell["runs"]}
+    first, ours, kept = runs["on_device"], runs["zenflow"], runs["zenflow, keep"]
+    assert first["losses"] == runs["on_device again"]["losses"]
+    assert ours["losses"] == kept["losses"]  # both gradient modes take the same steps
+    assert first["d2h_bytes_per_step"] == 0
+    assert cell["torch_fused"]["tokens_per_second"] > 0
+    assert ours["timed_steps"] == gpu_setup.SMOKE["steps"]
+    assert runs["zenflow, S 16"]["first_timed_step"] == 33  # two windows have passed
+    assert ours["times_floor"] <= ours["times_compute"]
+    assert ours["lanes"]["host"]["updated_params_per_second"] > 0
+    trace = Timeline.read(series / "tiny_2_x_16_zenflow_keep.trace.json.gz")
+    assert trace.busy("d2h") > 0
+    shown = (series / "table.txt").read_text()
+    assert "tokens/s" in shown
+    assert "share of on_device's speed" in shown
+
+
+def test_the_committed_documents_are_what_the_records_say():
+    assert DOCUMENT.read_text(encoding="utf-8") == document()
+    assert validation_docs.DOCUMENT.read_text(encoding="utf-8") == validation_docs.document()
+
+
+def test_without_a_record_nothing_is_claimed(tmp_path):
+    assert section(tmp_path).startswith("Nothing has run on a GPU yet.")
+    has_record = any(RESULTS.glob("*_gpu_*/suite.json"))
+    assert section().startswith("Nothing") == (not has_record)
+
+
+def test_a_suites_records_are_kept_and_told(suite, tmp_path):
+    folder = keep(suite, tmp_path)
+    assert folder.name.endswith("_gpu_nvidia-h100-80gb-hbm3")
+    assert (folder / "presets-1b" / "record.json").is_file()
+    assert list((folder / "presets-1b").glob("*.trace.json.gz"))
+    assert list(tmp_path.glob("*_validation_nvidia-h100-80gb-hbm3/record.json"))
+    assert not list(folder.glob("*validation*"))
+    text = section(tmp_path)
+    assert (folder / "timeline.png").is_file()
+    assert f"evidence/results/{folder.name}/timeline.png" in text
+    assert "NVIDIA H100 80GB HBM3" in text
+    assert "0123456789ab" in text
+    assert "tests 6 passed, 1 failed, 2 skipped (failed with code 1)" in text
+    record = json.loads((folder / "presets-1b" / "record.json").read_text())
+    (cell,) = record["cells"]
+    rows = [line for line in text.splitlines() if line.startswith(f"| {cell['cell']['name']} |")]
+    named = [row.split("|")[2].strip() for row in rows]
+    assert named[0].startswith("torch's fused AdamW")
+    assert named[1:] == [run["name"] for run in cell["runs"]]
+    device, ours = cell["runs"][0], next(r for r in cell["runs"] if r["name"] == "zenflow")
+    share = ours["tokens_per_second"] / device["tokens_per_second"]
+    assert any(f" zenflow | {1e3 * ours['step_seconds']['median']:.1f}" in row for row in rows)
+    assert any(f" {share:.3f} " in row for row in rows)
+
+
+def test_aims_that_are_missed_are_named(suite, tmp_path):
+    folder = keep(suite, tmp_path)
+    path = folder / "presets-1b" / "record.json"
+    record = json.loads(path.read_text())
+    (cell,) = record["cells"]
+    (ours,) = (run for run in cell["runs"] if run["name"] == "zenflow")
+    ours |= {"tokens_per_second": 1e-3, "lanes": {}, "slowest_position": 1.0}
+    cell["does_not_fit"], cell["failures"] = ["delayed"], {"zenflow, keep": "broke"}
+    record["not_reached"] = ["1b, 32 x 1024"]
+    write_json(path, record)
+    text = section(tmp_path)
+    name = cell["cell"]["name"]
+    assert f"- {name}: zenflow: share of on_device's speed, at least 0.95: 0.000, MISSED" in text
+    assert f"| {name} | delayed | does not fit |" in text
+    assert f"| {name} | zenflow, keep | **failed** |" in text
+    assert text.endswith("Not reached in time: 1b, 32 x 1024.")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"commit": "0123456789ab-dirty"}, "commit, then make gpu"),
+        ({"hardware": {"gpu": None}}, "must come from a GPU"),
+        ({}, "a directory that make gpu has left"),
+    ],
+)
+def test_what_is_no_record_is_refused(tmp_path, changes, message):
+    if changes:
+        whole = {"hardware": {"gpu": "A100"}, "commit": "0123456789ab", "parts": []}
+        write_json(tmp_path / "suite.json", whole | changes)
+    with pytest.raises(ConfigError, match=message):
+        keep(tmp_path, tmp_path / "results")
+    assert not (tmp_path / "results").exists()
+
+
+def test_the_command_writes_both_documents(tmp_path, monkeypatch, capsys):
+    page, validation = tmp_path / "gpu.md", tmp_path / "validation.md"
+    monkeypatch.setattr(gpu_document, "DOCUMENT", page)
+    monkeypatch.setattr(validation_docs, "DOCUMENT", validation)
+    assert gpu_document.main([]) == 0
+    assert page.read_text() == document()
+    assert validation.read_text() == validation_docs.document()
+    assert gpu_document.main([str(tmp_path)]) == 2
+    assert "make gpu has left" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("config", "told"), [({"rolling": True}, "25% to 25% above"), ({"update_rule": "exact"}, "")]
+)
+def test_runs_of_a_former_rule_are_told_with_their_losses(config, told):
+    device = {"name": "on_device", "config": {}, "losses": [9.0, *[4.0] * 8]}
+    ours = {"name": "zenflow, S 2", "config": config, "losses": [9.0, *[5.0] * 8]}
+    lines = "".join(gpu_document.of_former_rule([{"runs": [device, ours]}, {"runs": [ours]}]))
+    assert told in lines
+    assert bool(lines) == bool(told)
