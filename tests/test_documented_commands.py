@@ -54,10 +54,10 @@ def trained(steps, added=SMALL):
 
 AS_IT_STANDS = Scaled()
 INSTALLED = Elsewhere("tests/test_installed.py")
-COMPARED = Elsewhere("tests/experiments/training/test_comparison.py")
+COMPARED = Elsewhere("tests/experiments/training/run/test_comparison.py")
 REPRODUCED = Elsewhere("tests/evidence/paper/test_frame.py")
 SENTENCES = Elsewhere("tests/evidence/studies/test_sst2.py")
-RANKS = Elsewhere("tests/experiments/training/test_launched.py")
+RANKS = Elsewhere("tests/experiments/training/parts/test_launched.py")
 TRACED = Elsewhere("tests/sim/traced/test_cpu_trace.py")
 LOAN = Elsewhere("tests/test_gpu_loan.py")
 NOTEBOOKS = Elsewhere("tests/test_notebooks.py")

@@ -6,19 +6,16 @@ engine takes.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import asdict, dataclass, fields
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from zenflow.deepspeed.reading import is_number
-from zenflow.deepspeed.settings import settings_of
+from zenflow.checks import is_number
 from zenflow.errors import ConfigError, raise_violations, unknown_name
 from zenflow.presets import PRESET_CHANGES, PRESETS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from os import PathLike
 
 __all__ = [
     "PRESETS",
@@ -178,40 +175,6 @@ class ZenFlowConfig:
         ]
         raise_violations("ZenFlowConfig", broken)
         return cls(**mapping)
-
-    @classmethod
-    def from_deepspeed(
-        cls,
-        source: str | PathLike[str] | Mapping[str, Any],
-        *,
-        steps_per_epoch: int | None = None,
-    ) -> ZenFlowConfig:
-        """Return what a DeepSpeed JSON (a path or a dict) says of ZenFlow.
-
-        ``zenflow.read_deepspeed`` says which keys are honoured, and returns the
-        learning rate, clip norm, batch keys and dtype as well. Where the file leaves the window
-        length to DeepSpeed ("auto", its default) a ``UserWarning`` says so: S is then 1, and stays
-        1 without a controller.
-
-        Args:
-            source: Path of the JSON file, or its content.
-            steps_per_epoch: Optimizer steps in an epoch; needed where the file selects by epochs.
-                Where it leaves that to DeepSpeed ("auto": once an epoch), columns are selected
-                every 100 steps without it, and a ``UserWarning`` says so.
-
-        Raises:
-            ConfigError: The file can't be read, or a key would change results and can't be
-                honoured.
-        """
-        found = settings_of(source, cls.preset, steps_per_epoch=steps_per_epoch)
-        if "update_interval" in found.auto_knobs:
-            warnings.warn(
-                "update_interval is 'auto', which a ZenFlowConfig can't hold: it is "
-                f"{found.config.update_interval} here; pass controller=ZenAuto() (of "
-                "autotune.online.zen_auto) to the optimizer, or set a number",
-                stacklevel=2,
-            )
-        return found.config
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field by name: JSON-ready, and ``from_dict`` gives the same back."""

@@ -40,4 +40,6 @@ def main() -> None:
     """Run the command line."""
     # The path itself is changed, not only what is imported: worker processes are given it.
     sys.path[:] = own_packages_first(sys.path, Path(__file__).resolve().parent.parent)
+    # By name: zenflow imports no package above it. This module lies here all the same, for the
+    # name of its package is the only one of ours that a user's project can't have as well.
     import_module("experiments.cli").main()

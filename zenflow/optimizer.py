@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from zenflow.columns.shards import local_of
+from zenflow.columns.local import local_of
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
 from zenflow.errors import GradientError

@@ -13,7 +13,8 @@ from experiments.lab.intervals import compare
 from experiments.lab.record import Record, needed
 from experiments.output.files import write_text
 from experiments.recorded.losses import FILE, RecordedLoss
-from experiments.training.settings.training import MODEL_SIZES, TrainSettings
+from experiments.training.settings.sizes import MODEL_SIZES
+from experiments.training.settings.training import TrainSettings
 from sim.models.workload import Workload
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError

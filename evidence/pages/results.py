@@ -24,7 +24,7 @@ from experiments.lab.record import README as PAGE
 from experiments.lab.record import committed, needed
 from experiments.output.files import write_text
 from experiments.output.provenance import RESULTS, newest_record
-from experiments.training import comparison
+from experiments.training.run import compared_runs
 from zenflow.errors import ConfigError
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
@@ -101,11 +101,13 @@ def readme(text: str) -> str:
 
 def first_run() -> str:
     """Return what `make run` printed in the end, in the run whose record is committed."""
-    runs = comparison.read_comparison(newest_record("compare", comparison.COMPARISON))
+    runs = compared_runs.read_comparison(newest_record("compare", compared_runs.COMPARISON))
     console = Console(file=io.StringIO(), width=130)
-    console.print(comparison.table(runs))
+    console.print(compared_runs.table(runs))
     said = console.file.getvalue()  # type: ignore[attr-defined]
-    return "\n".join(line.rstrip() for line in said.splitlines()) + "\n" + comparison.verdict(runs)
+    return (
+        "\n".join(line.rstrip() for line in said.splitlines()) + "\n" + compared_runs.verdict(runs)
+    )
 
 
 def with_part(text: str, name: str, body: str) -> str:

@@ -23,9 +23,10 @@ from experiments.lab.drawing import panels
 from experiments.lab.finding import Finding, Tolerance, aim
 from experiments.lab.study import Cell, Data, Job, Row, Scope, Study
 from experiments.output.plots import STRATEGY_COLOURS
-from experiments.training.comparison import eval_loss_ratio, stall_removed
-from experiments.training.log.step_log import read_steps
-from experiments.training.settings.training import COMPARED, TrainSettings
+from experiments.training.parts.files.step_log import read_steps
+from experiments.training.run.compared_runs import eval_loss_ratio, stall_removed
+from experiments.training.settings.comparison import COMPARED
+from experiments.training.settings.training import TrainSettings
 
 ALIGNED = "zenflow_paper"
 """The strategy whose windows end together."""

@@ -15,13 +15,13 @@ from rich.console import Console
 
 from experiments.lab.study import Cell, Job, Row
 from experiments.output.progress import Reporter
-from experiments.training.comparison import started
-from experiments.training.preparation.emulated_link import COPY_SHARE, choose_link
-from experiments.training.preparation.setup import build_setup
-from experiments.training.run import run
-from experiments.training.saved.checkpoint import CHECKPOINTS, latest_checkpoint
+from experiments.training.parts.files.checkpoint import CHECKPOINTS, latest_checkpoint
+from experiments.training.parts.setup import build_setup
+from experiments.training.run.comparison import started
+from experiments.training.run.emulated_link import COPY_SHARE, choose_link
+from experiments.training.run.single import run
+from experiments.training.run.stop import StopRequest
 from experiments.training.settings.training import TrainSettings
-from experiments.training.stop import StopRequest
 
 START, LINK = "start", "link"
 SMALL = TrainSettings(

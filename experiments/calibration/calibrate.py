@@ -28,7 +28,7 @@ from experiments.calibration.selection import measure_selection
 from experiments.output.outlook import PlannedRun
 from experiments.output.provenance import provenance
 from experiments.output.stages import Stages
-from experiments.training.preparation.setup import DTYPES, choose_device, use_threads
+from experiments.training.parts.setup import DTYPES, choose_device, use_threads
 from experiments.training.settings.training import TrainSettings
 from sim.fitting.refine import SWEEPS, Refinement, refine
 from sim.hardware.profile import HardwareProfile

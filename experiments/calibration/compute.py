@@ -14,11 +14,12 @@ import torch
 from torch import nn
 
 from experiments.calibration.parts import synchronize
-from experiments.training.evaluation import cross_entropy, forward
-from experiments.training.preparation.setup import RunSetup, build_setup, workload_of
+from experiments.training.parts.setup import RunSetup, build_setup, workload_of
+from experiments.training.run.evaluation import cross_entropy, forward
 from experiments.training.settings.training import TrainSettings
 from sim.fitting.fit import Fit, Sample, fit_constants
 from sim.fitting.refine import Observation
+from sim.models.work import Work
 from sim.models.workload import Workload
 from zenflow.host import kernel
 from zenflow.host.jobs import SumJob
@@ -145,7 +146,7 @@ def _samples(times: ComputeTimes, factor: float) -> list[Sample]:
         "attention": 2.5 * factor * forward_counts["attention"],
         "elementwise": 2 * factor * forward_counts["elementwise"],
         "backward launch": 2 * forward_counts["launch"],
-        "gradient": sum(work.weight_bytes for work in times.workload.works()),
+        "gradient": sum(work.weight_bytes for work in Work(times.workload).all()),
     }
     return [
         Sample(forward_counts, times.forward, f"{times.label} forward"),
@@ -162,7 +163,7 @@ def _sample_of(run: Observation) -> Sample:
 
 
 def _forward_counts(workload: Workload) -> dict[str, float]:
-    works = workload.works()
+    works = Work(workload).all()
     return {
         "matmul": sum(work.matmul_flop for work in works),
         "attention": sum(work.attention_flop for work in works),

@@ -22,9 +22,9 @@ from torch.multiprocessing.spawn import spawn
 from experiments.calibration.parts import timed
 from experiments.calibration.profile import measured
 from experiments.calibration.runs import ObservedRun, observe
-from experiments.training.preparation.setup import choose_device, use_threads
-from experiments.training.ranks.cores import share_cores
-from experiments.training.ranks.ranks import Ranks, joined
+from experiments.training.parts.ranks.cores import share_cores
+from experiments.training.parts.ranks.ranks import Ranks, joined
+from experiments.training.parts.setup import choose_device, use_threads
 from experiments.training.settings.training import TrainSettings
 from sim.fitting.fit import Sample, fit_constants
 from sim.fitting.refine import Observation, refine

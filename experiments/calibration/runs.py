@@ -11,11 +11,12 @@ from statistics import fmean, median
 from typing import Any, TypeAlias
 
 from experiments.calibration.short_run import ShortRun, short_run
-from experiments.training.log.step_log import read_steps
-from experiments.training.log.summary import whole_windows
-from experiments.training.preparation.setup import workload_of
-from experiments.training.ranks.ranks import ALONE, Ranks
-from experiments.training.settings.training import MODEL_SIZES, TrainSettings
+from experiments.training.parts.files.step_log import read_steps
+from experiments.training.parts.ranks.ranks import ALONE, Ranks
+from experiments.training.parts.setup import workload_of
+from experiments.training.run.summary import whole_windows
+from experiments.training.settings.sizes import MODEL_SIZES
+from experiments.training.settings.training import TrainSettings
 from sim.fitting.refine import Observation
 from sim.models.workload import Workload
 from sim.simulate import PASSES, Strategy

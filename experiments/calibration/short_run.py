@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from experiments.training.evaluation import cross_entropy, forward
-from experiments.training.preparation.setup import RunSetup, build_setup, make_optimizer
-from experiments.training.ranks.model import ForwardModel
-from experiments.training.ranks.ranks import ALONE, Ranks
+from experiments.training.parts.ranks.model import ForwardModel
+from experiments.training.parts.ranks.ranks import ALONE, Ranks
+from experiments.training.parts.setup import RunSetup, build_setup, make_optimizer
+from experiments.training.run.evaluation import cross_entropy, forward
 from experiments.training.settings.training import TrainSettings
 from zenflow.controller import AbstractController
 from zenflow.optimizer import ZenFlowAdamW

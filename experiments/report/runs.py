@@ -17,8 +17,8 @@ from experiments.report.trace_view import TraceView, read_view
 from experiments.report.tuning import read_story
 from experiments.traces.compare import TRACE_FILES
 from experiments.traces.facts import TraceFacts
-from experiments.training.log.step_log import read_steps
-from experiments.training.log.summary import step_figures
+from experiments.training.parts.files.step_log import read_steps
+from experiments.training.run.summary import step_figures
 from zenflow.errors import ConfigError
 
 MOST_POINTS = 1200

@@ -14,7 +14,7 @@ from autotune.constraints import Need, needs_of
 from autotune.offline.backends import AbstractBackend
 from autotune.offline.objective import TrialFigures
 from experiments.calibration.short_run import ShortRun, short_run
-from experiments.training.preparation.setup import build_setup, workload_of
+from experiments.training.parts.setup import build_setup, workload_of
 from experiments.training.settings.training import TrainSettings
 from sim.hardware.catalog import find_machine
 from sim.hardware.profile import HardwareProfile

@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.training.settings.training import DTYPES, MODEL_SIZES
+from experiments.training.settings.sizes import MODEL_SIZES
+from experiments.training.settings.training import DTYPES
 from sim.models.workload import MOST_MICRO_BATCHES
 from zenflow.errors import ConfigError
 

@@ -16,6 +16,7 @@ from sim.memory.chance import chance_to_fit, likely_need
 from sim.memory.engine import engine_memory
 from sim.memory.engine_parts import engine_device_parts, engine_host_parts
 from sim.memory.parts import PLACES, Part, SystemCase, fullest, gib
+from sim.models.activations import Activations
 from sim.models.workload import Workload
 from sim.simulate import Strategy
 from sim.timing.host_memory import PROCESS_BYTES
@@ -275,7 +276,7 @@ def memory_of(
         fixed.append(Part(_FRAMEWORK, "device", CONTEXT_BYTES, "estimated"))
         if total > 1:
             fixed.append(Part(_COLLECTIVES, "device", COLLECTIVE_BYTES, "estimated"))
-    away = count * sum(workload.activations.leaving_bytes())
+    away = count * sum(Activations(workload).leaving_bytes())
     fixed.append(Part("offloaded activations", "pinned", away, "between forward and backward"))
     fixed.append(Part("processes", "pageable", count * PROCESS_BYTES, "estimated"))
     return MemoryNeed(

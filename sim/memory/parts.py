@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from sim.hardware.profile import HardwareProfile
+from sim.models.activations import Activations
 from sim.models.workload import Workload
 
 FLOAT_BYTES = 4
@@ -197,7 +198,7 @@ def fullest(workload: Workload, device: DeviceParts) -> tuple[str, list[Part]]:
 
 def _passes(workload: Workload, device: DeviceParts) -> dict[str, list[Part]]:
     """Return what passes hold beside `DeviceParts.passes`, at their fullest moments."""
-    counts = workload.activations
+    counts = Activations(workload)
     whole, layer = _kept(workload, device.layer_activations)
     buffers = Part(
         "activation buffers", "device", ACTIVATION_BUFFERS * max(counts.leaving_bytes())
@@ -240,7 +241,7 @@ def _kept(workload: Workload, change: float) -> tuple[float, float]:
         workload: What a step computes.
         change: Bytes by which a layer keeps more where it is not recomputed.
     """
-    counts, again = workload.activations, workload.recomputed()
+    counts, again = Activations(workload), workload.recomputed()
     whole, layer = sum(counts.kept_bytes()[:-1]), counts.kept_at_the_end()
     whole += change * sum(
         each.attention_width > 0 and not redone

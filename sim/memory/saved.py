@@ -1,7 +1,8 @@
 """Bytes of a run's checkpoint: the engine's states on a disk, each number once.
 
 `zenflow.surface.state.compact` says what is left out because it follows from the rest, and
-`experiments.training.saved.run_state` leaves out the model's weights that the optimizer decides.
+`experiments.training.parts.files.run_state` leaves out the model's weights that the optimizer
+decides.
 """
 
 from __future__ import annotations

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sim.models.families import Layer
 from sim.models.kernels import KERNELS
 from sim.models.recomputation import kept_products
-
-if TYPE_CHECKING:
-    from sim.models.workload import Workload
+from sim.models.workload import Workload
 
 LOSS_PARTS = 8
 """Parts of a sequence whose loss is computed one after another (torchtune's default,

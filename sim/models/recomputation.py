@@ -15,12 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from sim.models.families import Layer, Parameter
-
-if TYPE_CHECKING:
-    from sim.models.workload import Workload
 
 BY_OPERATION = "op"
 Recomputation = float | str
@@ -30,11 +26,19 @@ _ROUNDING = 1e-9
 """What a number of layers may lack of a whole one, as 49 times 1/49 does."""
 
 
-def violations(workload: Workload) -> Iterator[str]:
-    """Yield what is wrong with a workload's recomputation."""
-    asked = workload.checkpointing
+def violations(
+    asked: Recomputation, layers: Sequence[Layer], attention: str, *, is_traced: bool
+) -> Iterator[str]:
+    """Yield what is wrong with a workload's recomputation.
+
+    Args:
+        asked: What backward is to compute again.
+        layers: Layers of the model.
+        attention: Kernels of attention.
+        is_traced: Whether times come from a trace.
+    """
     if asked == BY_OPERATION:
-        yield from _violations_by_operation(workload)
+        yield from _violations_by_operation(layers, attention, is_traced=is_traced)
     elif not isinstance(asked, int | float) or not 0 <= asked <= 1:
         yield (
             f"checkpointing must be a share of the layers from 0 to 1, or {BY_OPERATION!r}, got "
@@ -42,19 +46,21 @@ def violations(workload: Workload) -> Iterator[str]:
         )
 
 
-def _violations_by_operation(workload: Workload) -> Iterator[str]:
-    if workload.attention == "eager":
+def _violations_by_operation(
+    layers: Sequence[Layer], attention: str, *, is_traced: bool
+) -> Iterator[str]:
+    if attention == "eager":
         yield (
             f"checkpointing {BY_OPERATION!r} keeps the output of fused attention, got "
-            f"{workload.attention!r}: take attention 'fused'"
+            f"{attention!r}: take attention 'fused'"
         )
-    inner = [layer for layer in workload.distinct_layers if layer.attention_width]
+    inner = [layer for layer in layers if layer.attention_width]
     if any(not layer.is_gated or _has_experts(layer) for layer in inner):
         yield (
             f"checkpointing {BY_OPERATION!r} is known of Llama's family without experts: take a "
             "share of the layers"
         )
-    if workload.traced is not None:
+    if is_traced:
         yield (
             f"checkpointing {BY_OPERATION!r} can't be told from a trace: take a share of the "
             "layers, or leave the trace out"

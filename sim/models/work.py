@@ -8,14 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sim.models.families import Layer, Parameter
 from sim.models.kernels import KERNELS, PLAIN_LAUNCHES
 from sim.models.recomputation import products_again
-
-if TYPE_CHECKING:
-    from sim.models.workload import Workload
+from sim.models.workload import Workload
 
 _SCORE_PASSES = 10.0
 """Number of times that eager attention's forward reads or writes a score: product, scale and

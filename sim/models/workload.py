@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sim.models.activations import Activations
 from sim.models.families import Layer, Parameter, layers_of
 from sim.models.fields import dropouts_of, first_of, stored_as
 from sim.models.kernels import KERNELS
@@ -20,7 +19,6 @@ from sim.models.recomputation import (
     recomputed,
     violations,
 )
-from sim.models.work import LayerWork, Work
 from sim.traced.step import TracedStep
 from zenflow.config import raise_violations, unknown_name
 
@@ -102,7 +100,9 @@ class Workload:
             yield f"loss {unknown_name(self.loss, LOSSES)}"
         if not self.layers:
             yield "a model needs at least one layer"
-        yield from violations(self)
+        yield from violations(
+            self.checkpointing, self.layers, self.attention, is_traced=self.traced is not None
+        )
 
     @classmethod
     def of_config(cls, name: str, config: Mapping[str, Any], **settings: Any) -> Workload:
@@ -177,14 +177,6 @@ class Workload:
         """Return whether each layer is recomputed, in the order of forward."""
         return recomputed(self.layers, self.checkpointing)
 
-    def works(self) -> list[LayerWork]:
-        """Return every layer's forward, in the order of forward."""
-        return Work(self).all()
-
-    def works_again(self) -> list[LayerWork | None]:
-        """Return what backward computes again of every layer; None where that is nothing."""
-        return Work(self).again()
-
     @property
     def distinct_layers(self) -> list[Layer]:
         """Layers that don't share their parameters' shapes with one before, in order."""
@@ -209,11 +201,6 @@ class Workload:
             return sum(gate.active * width for gate, width in layer.gates)
         matrices = sum(p.numel for p in layer.parameters if len(p.shape) > 1)
         return (matrices - 4.0 * self.hidden * layer.attention_width) / (2.0 * self.hidden)
-
-    @property
-    def activations(self) -> Activations:
-        """Bytes of its activations."""
-        return Activations(self)
 
     def tied_bytes(self) -> float:
         """Return the bytes of an output layer's gradient to which an embedding's is added; or 0.

@@ -14,8 +14,9 @@ from typing import Any
 
 from sim.hardware.components import Device
 from sim.hardware.profile import HardwareProfile
+from sim.models.activations import Activations
 from sim.models.families import Layer
-from sim.models.work import LayerWork
+from sim.models.work import LayerWork, Work
 from sim.models.workload import Workload
 from sim.timing.traced import traced_overheads, traced_seconds
 from zenflow.config import ZenFlowConfig
@@ -145,7 +146,7 @@ def costs_of(workload: Workload, hardware: HardwareProfile) -> StepCosts:
             trace says nothing of the device.
     """
     shapes = {id(own.parameters): _shapes(own) for own in workload.distinct_layers}
-    leaving = workload.activations.leaving_bytes()
+    leaving = Activations(workload).leaving_bytes()
     segments = [
         Segment(
             name=layer.name,
@@ -193,7 +194,7 @@ def _layers_seconds(workload: Workload, device: Device) -> list[tuple[_BothWays,
         return [(seconds, (0.0, 0.0)) for seconds in traced]
     known: dict[int, tuple[_BothWays, _BothWays]] = {}
     found = []
-    for work, again in zip(workload.works(), workload.works_again(), strict=True):
+    for work, again in zip(Work(workload).all(), Work(workload).again(), strict=True):
         seconds, launching = _both(work, workload, device, known)
         if again is not None:
             more, launched = _both(again, workload, device, known)

@@ -15,7 +15,7 @@ from sim.hardware.catalog import find_device
 from sim.hardware.components import Device, EngineOverheads
 from sim.hardware.figures import Quantity
 from sim.hardware.profile import HardwareProfile
-from sim.models.work import LayerWork
+from sim.models.work import LayerWork, Work
 from sim.models.workload import Workload
 from sim.names import fold
 from sim.traced.passes import PassTimes
@@ -71,7 +71,7 @@ def traced_seconds(
     Raises:
         ConfigError: The trace can't be scaled to the device.
     """
-    works = workload.works()
+    works = Work(workload).all()
     seen = _traced_works(step, workload)
     factors = _device_factors(step, workload.dtype, device)
     factors = _Factors(
@@ -91,11 +91,13 @@ def traced_seconds(
 
 
 def _traced_works(step: TracedStep, workload: Workload) -> list[LayerWork]:
-    return replace(
-        workload,
-        batch_size=step.batch_size or workload.batch_size,
-        sequence=step.sequence or workload.sequence,
-    ).works()
+    return Work(
+        replace(
+            workload,
+            batch_size=step.batch_size or workload.batch_size,
+            sequence=step.sequence or workload.sequence,
+        )
+    ).all()
 
 
 def peak_share(step: TracedStep, workload: Workload, device: Device) -> float | None:

@@ -12,7 +12,7 @@ from autotune.model.refit import Prior
 from autotune.model.stretch import Stretch
 from autotune.model.twin import NEUTRAL, Twin
 from autotune.space import SearchSpace
-from experiments.training.settings.training import MODEL_SIZES
+from experiments.training.settings.sizes import MODEL_SIZES
 from sim.hardware.unknown import generic_cpu
 from sim.models.workload import Workload
 from zenflow.config import ZenFlowConfig

@@ -13,9 +13,9 @@ import pytest
 from autotune.online.logged_controller import LoggedController
 from experiments.output import plots, provenance
 from experiments.search import results
-from experiments.training import comparison
-from experiments.training.tuned import picture
-from experiments.training.tuned import run as auto
+from experiments.training.run import comparison
+from experiments.training.run.tuned import picture
+from experiments.training.run.tuned import tuning as auto
 from tests.experiments.tuned import ByTheClock
 
 

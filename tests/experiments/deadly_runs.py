@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from experiments.training.saved.checkpoint import CHECKPOINTS, latest_checkpoint
+from experiments.training.parts.files.checkpoint import CHECKPOINTS, latest_checkpoint
 from tests.experiments.runs import FAST, saved_tensors, steps, summary, train, trained, write_text
 from tests.zenflow.test_resume import members_of_session
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from experiments.cli import main
-from experiments.training.saved.checkpoint import latest_checkpoint
+from experiments.training.parts.files.checkpoint import latest_checkpoint
 
 FAST = (
     "--model", "own:tiny", "--batch-size", "2", "--sequence", "32", "--eval-batches", "2",

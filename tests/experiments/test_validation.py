@@ -33,7 +33,7 @@ from experiments.lab.page import FORMER, page
 from experiments.lab.runner import Runner
 from experiments.lab.study import Scope
 from experiments.output.provenance import RESULTS
-from experiments.training.preparation.setup import workload_of
+from experiments.training.parts.setup import workload_of
 from experiments.training.settings.training import TrainSettings
 from experiments.validation import study as study_module
 from experiments.validation.study import (
@@ -48,6 +48,7 @@ from experiments.validation.study import (
 from sim.fitting.left_out import CALIBRATED, Outcome, fit_left_out
 from sim.fitting.refine import predict
 from sim.hardware.catalog import find_machine
+from sim.models.work import Work
 from zenflow.errors import ConfigError
 
 
@@ -193,10 +194,10 @@ def test_launches_in_a_run_may_take_longer_than_those_of_a_model_by_itself():
         return settings.workload()
 
     def kernels(work):
-        return sum(own.num_kernels for own in work.works())
+        return sum(own.num_kernels for own in Work(work).all())
 
     def products(work):
-        return sum(own.matmul_flop for own in work.works()) / rate
+        return sum(own.matmul_flop for own in Work(work).all()) / rate
 
     shapes = [workload(batch, sequence) for batch, sequence in ((1, 32), (2, 64), (4, 128))]
     times = [

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw as torch_adamw
 
-from zenflow.columns.shards import is_sharded, local_of
+from zenflow.columns.local import is_sharded, local_of
 from zenflow.rule.adamw import Hyper, update_rows
 
 BANK_ELEMENTS = 1 << 24

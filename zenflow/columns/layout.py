@@ -12,7 +12,7 @@ from zenflow.columns.gradient_queue import StagedGradient
 from zenflow.columns.host_rows import HostRows, HostSlabs
 from zenflow.columns.host_shares import HostPart, HostShares
 from zenflow.columns.shards import Shards
-from zenflow.columns.upload_buffers import UploadBuffer
+from zenflow.columns.upload_buffer import UploadBuffer
 from zenflow.device.base import Gather
 from zenflow.lanes.completion import Completion, already_done
 from zenflow.rule.blocks import BlockShape
@@ -108,6 +108,10 @@ class Block:
     def host_elements(self) -> int:
         """Number of elements that this rank's host owns."""
         return self.shape.num_deferred * self.split.num_host_rows
+
+    def next_view_of(self, buffer: UploadBuffer) -> Tensor:
+        """Return a buffer's next piece as this block's upload, (D, O) in the weights' dtype."""
+        return buffer.next_view(self.host_shape, self.split.param.dtype)
 
 
 @dataclass(slots=True, eq=False)

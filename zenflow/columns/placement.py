@@ -19,7 +19,8 @@ from zenflow.columns.layout import (
     RowVectors,
     SplitParam,
 )
-from zenflow.columns.shards import Shards, local_of
+from zenflow.columns.local import local_of
+from zenflow.columns.shards import Shards
 from zenflow.config import ZenFlowConfig
 from zenflow.device.base import AbstractDevice
 from zenflow.rule.blocks import BlockShape, important_count, partition

@@ -15,32 +15,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
 
+from zenflow.columns.device_rows import NamedParam
+from zenflow.columns.local import is_sharded, local_of
 from zenflow.errors import DeadlineError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Work
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.placement_types import Placement
-
-    from zenflow.columns.device_rows import NamedParam
-
-
-def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Whether a tensor is a DTensor; asked without loading torch.distributed."""
-    return hasattr(tensor, "device_mesh")
-
-
-@torch.no_grad()
-def local_of(tensor: Tensor) -> Tensor:
-    """Return this rank's rows of a tensor, without autograd: all of it where it is not sharded."""
-    return tensor.to_local().data if is_sharded(tensor) else tensor.data
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from zenflow.config import ZenFlowConfig
 from zenflow.deepspeed.keys import COMMENT, SECTIONS, is_comment
 from zenflow.deepspeed.settings import DeepSpeedSettings, loaded, read_content
 
@@ -58,9 +57,7 @@ def read_with_outcomes(
         ConfigError: The file can't be read.
     """
     content = loaded(source)
-    settings, reading = read_content(
-        content, ZenFlowConfig.preset, steps_per_epoch=steps_per_epoch
-    )
+    settings, reading = read_content(content, steps_per_epoch=steps_per_epoch)
     outcomes = [_outcome(content, reading, *leaf) for leaf in _leaves(content, "")]
     told = {outcome.key for outcome in outcomes}
     for key, words in reading.refused:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
-from zenflow.config import ZenFlowConfig
 from zenflow.deepspeed.schedule import DeepSpeedSchedule
-from zenflow.deepspeed.settings import DeepSpeedSettings, settings_of
+from zenflow.deepspeed.settings import DeepSpeedSettings, loaded, read_content
+from zenflow.errors import raise_violations
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,4 +37,14 @@ def read_deepspeed(
         ConfigError: The file can't be read, a key is unknown, or a key would change results and
             can't be honoured; the message lists them all.
     """
-    return settings_of(source, ZenFlowConfig.preset, steps_per_epoch=steps_per_epoch)
+    settings, reading = read_content(loaded(source), steps_per_epoch=steps_per_epoch)
+    raise_violations("the DeepSpeed configuration", [words for _, words in reading.refused])
+    for note in reading.notes:
+        warnings.warn(note, stacklevel=2)
+    if reading.unused:
+        warnings.warn(
+            "these DeepSpeed keys have no effect here (and change no result): "
+            + ", ".join(reading.unused),
+            stacklevel=2,
+        )
+    return settings

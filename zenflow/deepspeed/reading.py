@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from numbers import Real
-from typing import Any, TypeGuard
+from typing import Any
 
+from zenflow.checks import is_number
 from zenflow.deepspeed.keys import SECTIONS, is_comment, known_names
 from zenflow.errors import unknown_name
 
@@ -93,9 +92,3 @@ class Reading:
 def is_on(value: object) -> bool:
     """Return whether a feature is switched on: by ``enabled``, or by being there at all."""
     return bool(value.get("enabled", value) if isinstance(value, Mapping) else value)
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Return whether the value is a finite number >= 0 (true and false are none)."""
-    real = isinstance(value, Real) and not isinstance(value, bool)
-    return real and math.isfinite(value) and value >= 0  # type: ignore[arg-type, operator]

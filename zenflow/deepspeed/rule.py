@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from zenflow.config import ZenFlowConfig
     from zenflow.deepspeed.reading import Reading
 
 AUTO_START = 1
@@ -23,7 +21,6 @@ WITHOUT_EPOCHS = 100
 def read_rule(
     reading: Reading,
     zero: dict[str, Any],
-    preset: Callable[..., ZenFlowConfig],
     steps_per_epoch: int | None,
 ) -> ZenFlowConfig:
     """Return the update rule; an invalid one is noted, and a default returned in its place.
@@ -31,7 +28,6 @@ def read_rule(
     Args:
         reading: Takes what can't be honoured.
         zero: The section ``zero_optimization``, which is emptied.
-        preset: ``ZenFlowConfig.preset``: makes the rule from a preset's name and changes.
         steps_per_epoch: Optimizer steps in an epoch; None where the caller doesn't say.
     """
     offloads = _offloads(reading, zero)
@@ -43,7 +39,7 @@ def read_rule(
         reading.unused.append("zero_optimization.stage")
     reading.sort(zero, "zero_optimization.")
     if zenflow is None:
-        return preset("zero_offload" if offloads else "on_device")
+        return ZenFlowConfig.preset("zero_offload" if offloads else "on_device")
     if not offloads:
         reading.correct(
             "zero_optimization.zenflow",
@@ -52,10 +48,10 @@ def read_rule(
     section = reading.section(zenflow, "zero_optimization.zenflow")
     changes = _rule(reading, section, steps_per_epoch)
     try:
-        return preset("zenflow_paper", **changes)
+        return ZenFlowConfig.preset("zenflow_paper", **changes)
     except ConfigError as error:
         reading.correct("zero_optimization.zenflow", f"breaks a rule: {error}")
-        return preset("zenflow")
+        return ZenFlowConfig.preset("zenflow")
 
 
 def _offloads(reading: Reading, zero: dict[str, Any]) -> bool:

@@ -1,26 +1,24 @@
-"""DeepSpeedSettings, and what makes them of a DeepSpeed JSON."""
+"""DeepSpeedSettings, and the reader of a DeepSpeed JSON's content."""
 
 from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from zenflow.checks import is_number
+from zenflow.config import ZenFlowConfig
 from zenflow.deepspeed.keys import is_comment
-from zenflow.deepspeed.reading import Reading, is_number
+from zenflow.deepspeed.reading import Reading
 from zenflow.deepspeed.rule import read_rule
 from zenflow.deepspeed.schedule import DeepSpeedSchedule, read_schedule
-from zenflow.errors import ConfigError, raise_violations
+from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from os import PathLike
-
-    from zenflow.config import ZenFlowConfig
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 
@@ -130,35 +128,8 @@ class DeepSpeedSettings:
         return (micro, steps or rest) if micro else (rest, steps)
 
 
-def settings_of(
-    source: str | PathLike[str] | Mapping[str, Any],
-    preset: Callable[..., ZenFlowConfig],
-    *,
-    steps_per_epoch: int | None,
-) -> DeepSpeedSettings:
-    """Return what a DeepSpeed configuration says, its rule made by ``ZenFlowConfig.preset``.
-
-    ``zenflow.read_deepspeed`` says what becomes of each key. Warnings name the line that called
-    the caller.
-    """
-    settings, reading = read_content(loaded(source), preset, steps_per_epoch=steps_per_epoch)
-    raise_violations("the DeepSpeed configuration", [words for _, words in reading.refused])
-    for note in reading.notes:
-        warnings.warn(note, stacklevel=3)
-    if reading.unused:
-        warnings.warn(
-            "these DeepSpeed keys have no effect here (and change no result): "
-            + ", ".join(reading.unused),
-            stacklevel=3,
-        )
-    return settings
-
-
 def read_content(
-    content: Mapping[str, Any],
-    preset: Callable[..., ZenFlowConfig],
-    *,
-    steps_per_epoch: int | None,
+    content: Mapping[str, Any], *, steps_per_epoch: int | None
 ) -> tuple[DeepSpeedSettings, Reading]:
     """Return what a configuration says, and what came up; settings hold if nothing is refused."""
     reading = Reading()
@@ -169,7 +140,7 @@ def read_content(
     if root.pop("gradient_allreduce_op", "mean") != "mean":
         reading.refuse("gradient_allreduce_op", "gradients are averaged; remove it")
     settings = DeepSpeedSettings(
-        config=read_rule(reading, zero, preset, steps_per_epoch),
+        config=read_rule(reading, zero, steps_per_epoch),
         optimizer=_optimizer(reading, root.pop("optimizer", None)),
         schedule=read_schedule(reading, root.pop("scheduler", None)),
         # 0 is DeepSpeed's "no clipping".

@@ -25,7 +25,7 @@ Life of a gradient, with the module of `zenflow` where each part of it happens:
 6. Host threads (`lanes.host_worker`) start a task when the copies that it needs are there, the
    earliest deadline first. The arithmetic is in C (`host.pool`, `host.kernel`). At a window's end
    it leaves the low-precision weights, moved on by momentum (`rule.momentum`), in an upload buffer
-   (`columns.upload_buffers`).
+   (`columns.upload_pool`).
 7. A window that ends may choose its important columns anew: `columns.handover` lets columns change
    owner with their state, for all blocks at once where k itself has changed.
 8. The update is in flight, a `Landing` (`columns.layout`). In the next step the `UploadGate`
@@ -50,8 +50,8 @@ from zenflow.columns.device_rows import Resident
 from zenflow.columns.gradient_queue import RoomPool
 from zenflow.columns.handover import resize
 from zenflow.columns.layout import Landing, Layout, SplitParam
-from zenflow.columns.shards import local_of
-from zenflow.columns.upload_buffers import UploadPool
+from zenflow.columns.local import local_of
+from zenflow.columns.upload_pool import UploadPool
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
 from zenflow.device.base import AbstractDevice, Arrival

@@ -95,7 +95,7 @@ def checked_config(config: object) -> ZenFlowConfig:
     remedy = "ZenFlowConfig(**config)" if isinstance(config, dict) else "ZenFlowConfig(...)"
     raise TypeError(
         f"config must be a ZenFlowConfig or None, got {type(config).__name__}: pass {remedy}, or "
-        "ZenFlowConfig.from_deepspeed(...) for a DeepSpeed JSON"
+        "zenflow.read_deepspeed(...).config for a DeepSpeed JSON"
     )
 
 

@@ -35,7 +35,7 @@ from evidence.benchmarks.gpu.pretrained import Tokens, load_model, prepare
 from evidence.benchmarks.gpu.setup import MODELS
 from evidence.benchmarks.record import setting
 from experiments.output.files import replacing, write_json
-from experiments.training.models.decoder import LanguageModel, init_weights
+from experiments.training.parts.models.decoder import LanguageModel, init_weights
 from zenflow import ZenFlowAdamW, ZenFlowConfig
 
 RULES: Mapping[str, Mapping[str, Any]] = {

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from experiments.output.files import replacing
-from experiments.training.data.texts import path_documents
-from experiments.training.data.tokens import PretrainedTokenizer
+from experiments.training.parts.data.texts import path_documents
+from experiments.training.parts.data.tokens import PretrainedTokenizer
 
 _HELD_OUT_BATCHES = 8
 

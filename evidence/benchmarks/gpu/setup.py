@@ -16,10 +16,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from evidence.benchmarks.record import link_bandwidth, scale_bandwidth
-from experiments.training.data.texts import stdlib_documents
-from experiments.training.data.tokens import ByteTokenizer
-from experiments.training.models.decoder import INIT_STD, DecoderConfig, LanguageModel
-from experiments.training.settings.training import NUM_BYTE_TOKENS, ModelSize
+from experiments.training.parts.data.texts import stdlib_documents
+from experiments.training.parts.data.tokens import ByteTokenizer
+from experiments.training.parts.models.decoder import INIT_STD, DecoderConfig, LanguageModel
+from experiments.training.settings.sizes import NUM_BYTE_TOKENS, ModelSize
 from sim.models.workload import Workload
 from zenflow.surface.arguments import default_host_threads
 

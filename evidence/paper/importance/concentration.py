@@ -108,8 +108,8 @@ def _kept(history: Any, starts: Sequence[int], share: float, scores: Any = None)
 
 def _train(settings: Any, look: Callable[[int, Sequence[Tensor]], None]) -> int:
     """Train with the engine and show it every step's gradients; return how many columns."""
-    from experiments.training.evaluation import cross_entropy, forward
-    from experiments.training.preparation.setup import build_setup, make_optimizer, make_schedule
+    from experiments.training.parts.setup import build_setup, make_optimizer, make_schedule
+    from experiments.training.run.evaluation import cross_entropy, forward
 
     setup = build_setup(settings)
     optimizer = make_optimizer(setup)

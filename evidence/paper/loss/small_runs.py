@@ -17,9 +17,9 @@ from evidence.studies.regimes import documentation
 from evidence.studies.trained import trained
 from experiments.lab.study import Job
 from experiments.output.files import write_json
-from experiments.training.log.step_log import read_steps
-from experiments.training.preparation.emulated_link import choose_link
-from experiments.training.preparation.setup import build_setup
+from experiments.training.parts.files.step_log import read_steps
+from experiments.training.parts.setup import build_setup
+from experiments.training.run.emulated_link import choose_link
 from experiments.training.settings.training import TrainSettings
 
 _START_STEPS = 800

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from evidence.studies.late_updates.optimizer import LateOptimizer
-from experiments.training.data.batches import Batch
-from experiments.training.evaluation import cross_entropy, forward
-from experiments.training.preparation.setup import RunSetup
+from experiments.training.parts.data.batches import Batch
+from experiments.training.parts.setup import RunSetup
+from experiments.training.run.evaluation import cross_entropy, forward
 
 _BATCHES = 2
 """Number of held-out batches whose mean loss is looked at."""

@@ -20,8 +20,8 @@ from evidence.studies.regimes import SCRATCH, settings_of
 from experiments.lab.columns import Column, Table, key
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.study import Cell, Data, Job, Row, Scope, Study
-from experiments.training.preparation.setup import RunSetup
-from experiments.training.rates import schedule_factor
+from experiments.training.parts.setup import RunSetup
+from experiments.training.settings.rates import schedule_factor
 
 PREDICTED, PUBLISHED = "late step, predicted", "published rule"
 INTERVALS = (1, 2, 4, 8, 16, 32, 64)

@@ -9,9 +9,9 @@ import torch
 from evidence.studies.late_updates.optimizer import Group, Hypers, LateOptimizer
 from evidence.studies.late_updates.rules import Rule
 from experiments.lab.study import Row
-from experiments.training.evaluation import cross_entropy, evaluate, forward
-from experiments.training.preparation.setup import RunSetup, build_setup
-from experiments.training.rates import schedule_factor
+from experiments.training.parts.setup import RunSetup, build_setup
+from experiments.training.run.evaluation import cross_entropy, evaluate, forward
+from experiments.training.settings.rates import schedule_factor
 from experiments.training.settings.training import TrainSettings
 from zenflow.errors import ConfigError
 

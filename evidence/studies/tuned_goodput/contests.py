@@ -15,9 +15,9 @@ from typing import Any
 from autotune.decisions.file import DecisionLog, Header
 from evidence.studies.tuned_goodput.turns import Scripted, Side, Taken, side
 from experiments.output.provenance import provenance
-from experiments.training.preparation.setup import build_setup
+from experiments.training.parts.setup import build_setup
+from experiments.training.run.tuned.controllers import make_controller
 from experiments.training.settings.training import TrainSettings
-from experiments.training.tuned.controllers import make_controller
 from zenflow.controller import AbstractController
 from zenflow.knobs import Knobs
 from zenflow.lanes.copies import PacedLink

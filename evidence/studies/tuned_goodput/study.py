@@ -33,8 +33,8 @@ from experiments.lab.drawing import panels
 from experiments.lab.finding import Finding, Tolerance, aim
 from experiments.lab.study import Cell, Data, Job, Row, Scope, Study
 from experiments.output.plots import STRATEGY_COLOURS
-from experiments.training.preparation.emulated_link import choose_link
-from experiments.training.preparation.setup import build_setup
+from experiments.training.parts.setup import build_setup
+from experiments.training.run.emulated_link import choose_link
 from experiments.training.settings.training import TrainSettings
 from zenflow.knobs import Knobs
 

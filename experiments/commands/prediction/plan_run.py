@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from experiments.training.models.fine_tuning import FINE_TUNING, written
-from experiments.training.models.named import comes_with_weights
+from experiments.training.parts.models.fine_tuning import FINE_TUNING, written
+from experiments.training.parts.models.named import comes_with_weights
 from sim.models.table import hub_name
 
 if TYPE_CHECKING:

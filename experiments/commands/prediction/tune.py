@@ -19,8 +19,9 @@ from experiments.commands.training.config_file import read_config_file, with_fla
 from experiments.commands.training.train_flags import KNOB_NAMES, given_flags, train_flags
 from experiments.output.target import check_folder
 from experiments.sweeps.requests import Request, hardware_of, notes_on, workload_of
-from experiments.training.models.fine_tuning import fine_tuning, train_defaults
-from experiments.training.preparation.first_checks import check_first, located, trainable_name
+from experiments.training.parts.first_checks import check_first, trainable_name
+from experiments.training.parts.models.fine_tuning import fine_tuning, train_defaults
+from experiments.training.settings.paths import located
 from experiments.training.settings.training import TrainSettings
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError

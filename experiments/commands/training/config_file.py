@@ -15,9 +15,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.training.ranks.launched import Launched
-from experiments.training.rates import params_of
+from experiments.training.parts.ranks.launched import Launched
 from experiments.training.settings.field import settings_of, written_settings
+from experiments.training.settings.schedule import params_of
 from experiments.training.settings.training import TrainSettings
 from experiments.training.settings.tuning import CHOSEN_KNOBS
 from zenflow.config import PRESETS, ZenFlowConfig, raise_violations, unknown_name

@@ -29,12 +29,13 @@ from experiments.commands.training.train_flags import (
     train_flags,
     tuning_flags,
 )
-from experiments.training.models.fine_tuning import told_defaults, train_defaults
-from experiments.training.preparation.first_checks import check_first, located
-from experiments.training.preparation.intention import intention
-from experiments.training.ranks.launched import Launched
-from experiments.training.saved.results import others_in
-from experiments.training.saved.runlock import LOCK, locked
+from experiments.training.parts.files.results import others_in
+from experiments.training.parts.files.runlock import LOCK, locked
+from experiments.training.parts.first_checks import check_first
+from experiments.training.parts.models.fine_tuning import told_defaults, train_defaults
+from experiments.training.parts.ranks.launched import Launched
+from experiments.training.run.intention import intention
+from experiments.training.settings.paths import located
 from experiments.training.settings.training import TrainSettings
 from zenflow.errors import ConfigError
 
@@ -122,7 +123,7 @@ def _train(
                 _check_folder(folder, overwrite, settings.replay)
             if compare and place.rank == 0:
                 click.echo(intention(settings))  # at once: torch takes seconds to load
-            from experiments.training.launch import launch  # loads torch, which help must not
+            from experiments.training.run.launch import launch  # loads torch, which help must not
 
             return launch(
                 settings,
@@ -190,7 +191,7 @@ def _with_defaults(
 def _replayed_settings(
     replay: Path, config_file: Path | None, compare: bool, changes: dict[str, Any]
 ) -> TrainSettings:
-    from experiments.training.tuned.replay import replay_settings
+    from experiments.training.run.tuned.replay import replay_settings
 
     if compare or config_file is not None:
         raise ConfigError(
@@ -231,7 +232,7 @@ def _check_folder(folder: Path, overwrite: bool, replay: str | None) -> None:
 
 
 def _not_written(folder: Path, error: OSError) -> str:
-    from experiments.training.saved.saving import resume_line  # loads torch
+    from experiments.training.parts.ranks.launched import resume_line  # loads torch
 
     return (
         f"{error.filename or folder}: {error.strerror or error}. The run in {folder} can go on "

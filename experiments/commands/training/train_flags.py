@@ -9,7 +9,7 @@ import click
 
 from experiments.commands.command import given, with_flags
 from experiments.commands.flag_types import Gigabytes, LinkRates, NumberOr
-from experiments.training.models.fine_tuning import FINE_TUNING, written
+from experiments.training.parts.models.fine_tuning import FINE_TUNING, written
 from experiments.training.settings.field import Setting, settings_of, written_settings
 from experiments.training.settings.training import TrainSettings
 from experiments.training.settings.tuning import TuningSettings

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 
 from experiments.training.settings.field import settings_of
-from experiments.training.settings.training import MODEL_SIZES
+from experiments.training.settings.sizes import MODEL_SIZES
 from sim.models.recomputation import BY_OPERATION, Recomputation
 from zenflow.config import ZenFlowConfig, unknown_name
 from zenflow.errors import ConfigError

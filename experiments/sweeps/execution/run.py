@@ -17,7 +17,7 @@ from experiments.sweeps.execution.pool import local_batches
 from experiments.sweeps.grid import Sweep
 from experiments.sweeps.rates import in_groups
 from experiments.sweeps.table import write_table
-from experiments.training.stop import StopRequest
+from experiments.training.run.stop import StopRequest
 from zenflow.errors import ConfigError
 from zenflow.host.limits import usable_cores
 

@@ -1,1 +1,1 @@
-"""What a training run is asked for: fields, rules, and the file that holds them."""
+"""Settings of a training run: fields, rules, and the file that holds them. Nothing loads torch."""

@@ -1,4 +1,4 @@
-"""What a training run is: its settings, their rules, and the model sizes known by name.
+"""Settings of a training run, and their rules.
 
 Nothing here imports torch, so that a mistake in a command is found before anything heavy loads.
 """
@@ -10,7 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from experiments.training.rates import SCHEDULES, named_schedule
+from experiments.training.settings.comparison import (
+    COMPARE_STEPS,
+    KNOBS_OF_PRESET,
+    START_LR,
+    START_SHARE,
+    pace_of_evaluations,
+)
 from experiments.training.settings.field import (
     NOT_NEGATIVE,
     OR_NEVER,
@@ -20,6 +26,8 @@ from experiments.training.settings.field import (
     setting,
     violations,
 )
+from experiments.training.settings.schedule import SCHEDULES, named_schedule
+from experiments.training.settings.sizes import MODEL_SIZES
 from experiments.training.settings.tuning import TuningSettings, tuning_errors
 from sim.models.workload import Workload
 from zenflow.config import PRESETS, ZenFlowConfig, raise_violations
@@ -39,71 +47,6 @@ _SEED = Rule("must lie in [0, 2**63)", lambda seed: 0 <= seed < 2**63)
 _LINK = Rule(
     "must be two positive rates, in bytes/s", lambda rates: all(map(POSITIVE.holds, rates))
 )
-
-COMPARED = ("on_device", "zero_offload", "zenflow_paper", "zenflow")
-"""The strategies of ``--compare``, in the order of the table."""
-
-_BLOCK_KNOBS = ("min_split_elements", "block_elements")
-_PUBLISHED_KNOBS = (
-    *_BLOCK_KNOBS,
-    "topk_ratio",
-    "update_interval",
-    "select_strategy",
-    "select_interval",
-    "full_warm_up_rounds",
-    "importance_decay",
-    "hysteresis",
-)
-KNOBS_OF_PRESET: Mapping[str, tuple[str, ...]] = {
-    "on_device": (),
-    "zero_offload": _BLOCK_KNOBS,
-    "zenflow_paper": _PUBLISHED_KNOBS,
-}
-"""Knobs a comparison hands on to a baseline: those that don't turn it into another strategy.
-A preset that is not listed takes every knob."""
-
-
-NUM_BYTE_TOKENS = 258
-"""Bytes, a separator, padding: the vocabulary of models made from scratch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSize:
-    """The shape of a Llama-style decoder."""
-
-    hidden: int
-    """Width of the residual stream."""
-    layers: int
-    heads: int
-    ffn: int
-    """Width of the gated feed-forward layer."""
-    tied: bool = True
-    """Whether the output layer shares the embedding's storage."""
-
-    def config(self, vocab_size: int = NUM_BYTE_TOKENS) -> dict[str, Any]:
-        """Return what decides shapes under transformers' names, over the byte vocabulary."""
-        return {
-            "model_type": "llama",
-            "vocab_size": vocab_size,
-            "hidden_size": self.hidden,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "intermediate_size": self.ffn,
-            "tie_word_embeddings": self.tied,
-        }
-
-
-MODEL_SIZES: Mapping[str, ModelSize] = {
-    "tiny": ModelSize(hidden=64, layers=2, heads=4, ffn=176),
-    "mini": ModelSize(hidden=128, layers=4, heads=4, ffn=352),
-    "small": ModelSize(hidden=192, layers=4, heads=6, ffn=512),
-    "base": ModelSize(hidden=256, layers=6, heads=8, ffn=704),
-    "10m": ModelSize(hidden=384, layers=6, heads=6, ffn=1024),
-    "medium": ModelSize(hidden=512, layers=8, heads=8, ffn=1408),
-    "large": ModelSize(hidden=768, layers=12, heads=12, ffn=2048, tied=False),
-    "1b": ModelSize(hidden=2048, layers=20, heads=16, ffn=5632, tied=False),
-}
-"""Sizes with the byte vocabulary: 0.1M, 0.8M, 1.8M, 4.9M, 10.7M, 26M, 85M and 1.0B parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +144,7 @@ class TrainSettings(TuningSettings):
         raise_violations("the run", violations(self))
         broken = [*_combination_errors(self), *tuning_errors(self, self.strategy, self.knobs)]
         raise_violations("the run", broken)
-        named_schedule(self)
+        named_schedule(self.schedule, self.schedule_params)
         self.config(steps_per_epoch=1)
 
     def config(self, steps_per_epoch: int | None) -> ZenFlowConfig:
@@ -262,7 +205,7 @@ class TrainSettings(TuningSettings):
             self,
             steps=steps if self.epochs is None else None,
             start_steps=start,
-            eval_every=self.eval_every or _pace_of_evaluations(steps, self.timeline_steps),
+            eval_every=self.eval_every or pace_of_evaluations(steps, self.timeline_steps),
         )
 
     def for_start(self) -> TrainSettings:
@@ -304,36 +247,8 @@ class TrainSettings(TuningSettings):
 
 DEFAULT_STEPS = 800
 
-_MOST_EVALUATIONS = 8
-"""Points of each strategy's held-out loss in a comparison's picture."""
-
-
-def _pace_of_evaluations(steps: int, recorded: int) -> int:
-    """Return the steps between a comparison's evaluations.
-
-    None falls among the last steps, ``recorded`` ones, whose timeline is drawn; the end has one.
-    """
-    for count in range(_MOST_EVALUATIONS, 1, -1):
-        every = (steps - recorded) // (count - 1)
-        if every > 0 and every * count >= steps:
-            return every
-    return steps
-
-
 MIN_SPLIT_ELEMENTS = 1 << 12
 """Where a run does not say: the sizes above would fit below the engine's own floor whole."""
-
-COMPARE_STEPS = 500
-
-START_SHARE = 0.6
-"""Steps of a comparison's start as a share of its own.
-
-Offloaded training is fine-tuning: a model with random weights is trained a little first, on the
-device and once, and all strategies go on from there.
-"""
-
-START_LR = 2e-3
-"""Peak learning rate of that start: what a small model learns fast with."""
 
 
 def _combination_errors(settings: TrainSettings) -> Iterator[str]:

@@ -17,8 +17,9 @@ from functools import partial
 
 from sim.machine import Machine
 from sim.memory.parts import FLOAT_BYTES, DeviceParts, Part, SystemCase, SystemParts
+from sim.models.activations import Activations
 from sim.models.families import Layer, Parameter
-from sim.models.work import LayerWork
+from sim.models.work import LayerWork, Work
 from sim.models.workload import Workload
 from sim.schedules.schedule import System, refuse_below_1
 from sim.schedules.systems.on_device import OnDevice
@@ -158,7 +159,7 @@ def _adapted(
     if workload.traced is not None:
         raise ConfigError("a trace is of the training that it has: leave out --from-trace")
     device, is_compiled = costs.hardware.device, workload.kernels == "compiled"
-    works, leaving = workload.works(), workload.activations.leaving_bytes()
+    works, leaving = Work(workload).all(), Activations(workload).leaving_bytes()
     again = workload.recomputed()
     for index, (layer, work, away) in enumerate(zip(workload.layers, works, leaving, strict=True)):
         forward, backward = layer_seconds(

@@ -14,8 +14,8 @@ from autotune.decisions.file import Decision, WindowRecord, read_decisions
 from autotune.model.twin import Twin
 from autotune.online.controller import TwinController
 from autotune.online.zen_auto import ZenAuto
-from experiments.training.models.decoder import DecoderConfig, LanguageModel
-from experiments.training.settings.training import MODEL_SIZES
+from experiments.training.parts.models.decoder import DecoderConfig, LanguageModel
+from experiments.training.settings.sizes import MODEL_SIZES
 from sim.hardware.unknown import generic_cpu
 from tests.autotune.runs import Notes, Priced, Run, a_controller, started_log
 from tests.autotune.worlds import CONFIG, HERE, SMALL, StandIn, Truth, knobs_at, log_gap, workload

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from autotune.online.zen_auto import ZenAuto
-from experiments.training.models.decoder import DecoderConfig, LanguageModel
+from experiments.training.parts.models.decoder import DecoderConfig, LanguageModel
 from tests.models import closing
 from tests.zenflow.step.test_reporter import a_report
 from zenflow import (

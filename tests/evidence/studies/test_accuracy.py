@@ -10,7 +10,7 @@ from evidence.studies.regimes import BASELINE, LARGER, documentation
 from experiments.lab.finding import Verdict
 from experiments.lab.record import needed
 from experiments.lab.study import Job, Scope
-from experiments.training.data.texts import stdlib_files
+from experiments.training.parts.data.texts import stdlib_files
 
 
 def row(variant, seed, loss, *, regime="r", lr=1e-3):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from evidence.studies.sst2.data import cut, read_folder, without_leakage
 from evidence.studies.sst2.run import POOL_BATCHES, PooledBatches, TestBatches
-from experiments.training.data.tokens import ByteTokenizer
+from experiments.training.parts.data.tokens import ByteTokenizer
 from zenflow.errors import ConfigError
 
 GOOD = "a fine film\t1\na dull film\t0\nwarm and sharp\t1\nlong and lame\t0\n"

@@ -16,7 +16,7 @@ from evidence.studies.late_updates.rules import LateBlock, Rule
 from evidence.studies.late_updates.stability import STUDY, rule_of
 from experiments.lab.finding import Verdict
 from experiments.lab.study import Scope
-from experiments.training.data.batches import Batch
+from experiments.training.parts.data.batches import Batch
 from zenflow.rule.adamw import Hyper
 
 ADAMW = Rule(name="AdamW", interval=1, lag=0, fresh="none")

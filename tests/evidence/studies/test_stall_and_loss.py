@@ -8,7 +8,7 @@ from evidence.studies.stall_and_loss import ALIGNED, STUDY, seconds_by_position
 from experiments.lab.finding import Verdict
 from experiments.lab.runner import Runner
 from experiments.lab.study import Scope
-from experiments.training.settings.training import COMPARED
+from experiments.training.settings.comparison import COMPARED
 
 
 def rows(*, stall=6.0, remaining=0.5, loss=2.01, rolling=(1.0, 1.05), aligned=(1.0, 1.5)):

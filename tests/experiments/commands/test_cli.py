@@ -12,8 +12,8 @@ import zenflow
 from experiments.cli import main
 from experiments.commands.training.config_file import read_config_file, said_of_rates, with_flags
 from experiments.commands.training.train_flags import KNOB_NAMES
-from experiments.training.rates import schedule_factor
 from experiments.training.settings.field import settings_of as known_settings
+from experiments.training.settings.rates import schedule_factor
 from experiments.training.settings.training import MIN_SPLIT_ELEMENTS, TrainSettings
 from tests.experiments.runs import FAST, ended, train, trained, write_text
 from zenflow.config import ZenFlowConfig

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 
 from experiments.cli import main
 from experiments.commands.training.train_flags import given_flags
-from experiments.training.settings.training import MODEL_SIZES, TrainSettings
+from experiments.training.settings.sizes import MODEL_SIZES
+from experiments.training.settings.training import TrainSettings
 from sim.hardware.catalog import find_machine
 from sim.hardware.file import write_profile
 from sim.memory.parts import gib

@@ -10,9 +10,9 @@ import pytest
 
 from experiments.output.files import free_space, fsync_folder, write_text
 from experiments.sweeps.execution import journal
-from experiments.training.saved import checkpoint
-from experiments.training.saved.checkpoint import load_checkpoint, save_checkpoint
-from experiments.training.saved.runlock import locked
+from experiments.training.parts.files import checkpoint
+from experiments.training.parts.files.checkpoint import load_checkpoint, save_checkpoint
+from experiments.training.parts.files.runlock import locked
 from zenflow.errors import CheckpointError
 
 

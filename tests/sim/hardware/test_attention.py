@@ -6,6 +6,7 @@ import pytest
 
 from sim.hardware.catalog import find_device, find_machine
 from sim.models.table import find_model
+from sim.models.work import Work
 from sim.models.workload import Workload
 from sim.timing.costs import costs_of
 
@@ -67,7 +68,7 @@ def test_half_the_rate_is_reached_over_the_lengths_tokens_and_none_is_lost_witho
 def test_only_causal_fused_attention_loses_by_short_sequences():
     config = find_model("llama-2-7b")
     made = {
-        name: Workload.of_config(*config, sequence=512, **settings).works()[1]
+        name: Work(Workload.of_config(*config, sequence=512, **settings)).all()[1]
         for name, settings in {
             "causal": {},
             "whole": {"is_causal": False},

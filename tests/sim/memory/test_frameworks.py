@@ -11,6 +11,7 @@ from sim.memory.parts import (
     SystemCase,
     fullest,
 )
+from sim.models.activations import Activations
 from sim.models.table import find_model
 from sim.models.workload import Workload
 from sim.schedules.parallel.deepspeed_zero2 import DEEPSPEED_ZERO2
@@ -73,7 +74,7 @@ def test_what_layers_in_use_hold_is_not_there_in_the_step():
 
 def test_gradients_in_backward_lie_beside_those_of_earlier_micro_batches():
     work = llama(sequence=4096, kernels="liger", loss="classes")  # which holds nothing
-    whole = sum(work.activations.kept_bytes()[:-1])
+    whole = sum(Activations(work).kept_bytes()[:-1])
     cases = ((5e10, 1e10, 6e10, 6e10), (5e10, 1e10, 5e10, 5e10), (0.0, 1e10, 1e9, 1e9))
     for before, in_flight, after, held in cases:
         device = DeviceParts(

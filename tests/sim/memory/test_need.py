@@ -8,7 +8,9 @@ from sim.hardware.catalog import find_machine
 from sim.memory.engine import engine_memory
 from sim.memory.need import ALLOCATOR_SHARE, CONTEXT_BYTES, memory_of
 from sim.memory.parts import DeviceParts, Part, fullest
+from sim.models.activations import Activations
 from sim.models.table import find_model
+from sim.models.work import Work
 from sim.models.workload import Workload
 from sim.simulate import STRATEGIES, Strategy
 from sim.timing.block_plan import BlockPlan
@@ -61,7 +63,7 @@ def parts_of(need, place):
 def make_model(kind, dtype):
     from torch import nn
 
-    from experiments.training.models.decoder import DecoderConfig, LanguageModel
+    from experiments.training.parts.models.decoder import DecoderConfig, LanguageModel
     from tests.models import OddShapes
 
     if kind == "stack":
@@ -387,7 +389,7 @@ def test_a_plain_layer_keeps_34_bytes_for_each_token_and_unit_of_width():
         "max_position_embeddings": 512,
     }  # fmt: skip
     work = Workload.of_config("bert", config, batch_size=2, sequence=128)
-    layers = work.activations.kept_bytes()[1:-1]
+    layers = Activations(work).kept_bytes()[1:-1]
     assert layers == [34 * 2 * 128 * 768] * 12
 
 
@@ -399,10 +401,10 @@ def test_a_gated_layer_keeps_what_its_operations_need():
     """
     work = llama_7b(batch_size=3, sequence=100)
     by_hand = 2 * (4 + 2) * 4096 + 6 * 2 * 4096 + 4 * 2 * 11008
-    assert work.activations.kept_bytes()[1] == 300 * by_hand
+    assert Activations(work).kept_bytes()[1] == 300 * by_hand
     head = 300 * ((4 + 2) * 4096 + 2 * 4096 + 4 * 32000)
-    assert work.activations.kept_bytes()[-1] == head
-    assert work.activations.loss_bytes() == 300 * 8 * 32000
+    assert Activations(work).kept_bytes()[-1] == head
+    assert Activations(work).loss_bytes() == 300 * 8 * 32000
 
 
 @pytest.mark.parametrize(("kernels", "kept_logit"), [("liger", 0), ("compiled", 2)])
@@ -410,32 +412,32 @@ def test_fused_kernels_keep_norms_inputs_and_no_activation_of_the_gate(kernels, 
     """By hand as above: a norm's input alone, 2 h; gate, the other factor, product: 3 x 2 f."""
     work = llama_7b(batch_size=3, sequence=100, kernels=kernels)
     by_hand = 2 * 2 * 4096 + 6 * 2 * 4096 + 3 * 2 * 11008
-    assert work.activations.kept_bytes()[1] == 300 * by_hand
-    assert work.activations.kept_bytes()[-1] == 300 * (2 * 2 * 4096 + kept_logit * 32000)
+    assert Activations(work).kept_bytes()[1] == 300 * by_hand
+    assert Activations(work).kept_bytes()[-1] == 300 * (2 * 2 * 4096 + kept_logit * 32000)
 
 
 def test_a_fused_loss_holds_a_chunk_of_logits_and_its_gradients():
     """Liger: 8 chunks of 300 tokens have 38 each, which a power of two makes 64."""
     work = llama_7b(batch_size=3, sequence=100, kernels="liger")
-    assert work.activations.loss_bytes() == 2 * (64 * 32000 + 300 * 4096)
-    assert replace(work, kernels="compiled").activations.loss_bytes() == 300 * 2 * 32000
+    assert Activations(work).loss_bytes() == 2 * (64 * 32000 + 300 * 4096)
+    assert Activations(replace(work, kernels="compiled")).loss_bytes() == 300 * 2 * 32000
     for batch in (1, 7, 64, 1000):
         more = replace(work, batch_size=batch)
         held = 2 * more.tokens * 4096
-        assert 2 * held <= more.activations.loss_bytes() <= 3.1 * held
+        assert 2 * held <= Activations(more).loss_bytes() <= 3.1 * held
 
 
 def test_a_loss_in_float32_is_that_of_eager_kernels_whatever_the_layers():
     eager = llama_7b()
     layers = replace(eager, kernels="compiled")
     plain = replace(layers, loss="float32")
-    assert plain.activations.loss_bytes() == eager.activations.loss_bytes()
-    assert plain.activations.loss_bytes() > 2 * layers.activations.loss_bytes()
-    kept = [work.activations.kept_bytes() for work in (eager, layers, plain)]
+    assert Activations(plain).loss_bytes() == Activations(eager).loss_bytes()
+    assert Activations(plain).loss_bytes() > 2 * Activations(layers).loss_bytes()
+    kept = [Activations(work).kept_bytes() for work in (eager, layers, plain)]
     logits = (4 - 2) * layers.tokens * 32000
     assert kept[2][-1] == kept[1][-1] + logits
     assert kept[2][:-1] == kept[1][:-1]
-    moved = [work.works()[-1].elementwise_bytes for work in (eager, layers, plain)]
+    moved = [Work(work).all()[-1].elementwise_bytes for work in (eager, layers, plain)]
     assert moved[0] == moved[2] > moved[1]
 
 
@@ -443,15 +445,15 @@ def test_a_loss_in_float32_is_that_of_eager_kernels_whatever_the_layers():
 def test_a_loss_in_parts_keeps_all_logits_and_works_on_an_eighth(kernels):
     work = llama_7b(kernels=kernels)
     parts = replace(work, loss="parts")
-    assert parts.activations.kept_bytes() == work.activations.kept_bytes()
-    assert parts.activations.loss_bytes() == work.activations.loss_bytes() / 8
-    assert parts.works() == work.works()
+    assert Activations(parts).kept_bytes() == Activations(work).kept_bytes()
+    assert Activations(parts).loss_bytes() == Activations(work).loss_bytes() / 8
+    assert Work(parts).all() == Work(work).all()
 
 
 @pytest.mark.parametrize(("kernels", "units"), [("eager", 2), ("liger", 1), ("compiled", 2)])
 def test_gradients_of_a_gate_lie_beside_its_factors_or_in_their_place(kernels, units):
     work = llama_7b(kernels=kernels)
-    assert work.activations.gradient_bytes() == 2 * work.tokens * (units * 11008 + 4096)
+    assert Activations(work).gradient_bytes() == 2 * work.tokens * (units * 11008 + 4096)
 
 
 def test_a_devices_bytes_are_tensors_and_the_allocators_and_the_frameworks():
@@ -476,9 +478,9 @@ def test_fused_kernels_need_no_more_memory(name):
 def test_checkpointing_keeps_a_layers_input_and_recomputes_one_layer():
     work = llama_7b(batch_size=3, sequence=100)
     less = replace(work, checkpointing=True)
-    assert less.activations.kept_bytes()[1:-1] == [300 * 2 * 4096] * 32
-    assert less.activations.recomputed_bytes() == work.activations.kept_bytes()[1]
-    assert work.activations.recomputed_bytes() == 0
+    assert Activations(less).kept_bytes()[1:-1] == [300 * 2 * 4096] * 32
+    assert Activations(less).recomputed_bytes() == Activations(work).kept_bytes()[1]
+    assert Activations(work).recomputed_bytes() == 0
 
 
 def saved_bytes(model, ids, run):
@@ -525,7 +527,7 @@ def test_activations_are_those_that_autograd_keeps_of_our_decoder(dtype, checkpo
         "decoder", LLAMA, batch_size=3, sequence=128, dtype=dtype, checkpointing=checkpointing
     )
     kept = saved_bytes(model, ids, run)
-    assert kept == pytest.approx(sum(work.activations.kept_bytes()), rel=0.015)
+    assert kept == pytest.approx(sum(Activations(work).kept_bytes()), rel=0.015)
 
 
 @pytest.mark.parametrize(
@@ -560,7 +562,7 @@ def test_activations_are_those_that_autograd_keeps_of_transformers_models(kind, 
     work = Workload.of_config(
         kind, {"model_type": kind, **config}, batch_size=3, sequence=128, dtype="float32"
     )
-    kept = sum(work.activations.kept_bytes())
+    kept = sum(Activations(work).kept_bytes())
     assert saved_bytes(model, ids, run) == pytest.approx(kept, rel=within)
 
 

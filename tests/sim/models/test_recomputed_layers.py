@@ -7,6 +7,7 @@ import pytest
 from sim.hardware.catalog import find_machine
 from sim.memory.need import memory_of
 from sim.memory.parts import DeviceParts, fullest
+from sim.models.activations import Activations
 from sim.models.table import find_model
 from sim.models.workload import Workload
 from sim.planning.options import variants
@@ -78,7 +79,7 @@ def test_time_is_linear_in_the_layers(count, schedule):
 @pytest.mark.parametrize("count", [1, 5, 16, 20, 31])
 def test_activations_are_linear_in_the_layers(count):
     none, some, every = (
-        sum(llama(share).activations.kept_bytes()) for share in (0, count / LAYERS, 1)
+        sum(Activations(llama(share)).kept_bytes()) for share in (0, count / LAYERS, 1)
     )
     assert some == near(none + count / LAYERS * (every - none))
 
@@ -109,7 +110,7 @@ def test_at_backwards_end_there_is_one_layer_that_was_recomputed():
         assert moment == "end of backward"
         found[share] = {part.name: part.num_bytes for part in parts}
     assert found[1 / 2] == found[1]
-    whole = llama(0).activations.kept_bytes()[1]
+    whole = Activations(llama(0)).kept_bytes()[1]
     assert found[0]["activations"] == found[1]["recomputed layer"] == whole
     assert found[1]["activations"] == 512 * 2 * 4096
 
@@ -117,7 +118,7 @@ def test_at_backwards_end_there_is_one_layer_that_was_recomputed():
 @pytest.mark.parametrize("count", [0, 16, 20, 32])
 def test_what_a_strategy_keeps_besides_is_of_layers_that_are_not_recomputed(count):
     work, change = llama(count / LAYERS, kernels="liger", loss="classes"), 3e9
-    kept = work.activations.kept_bytes()[:-1]
+    kept = Activations(work).kept_bytes()[:-1]
     for after, moment, held in (
         (0.0, "start of backward", sum(kept) + (LAYERS - count) * change),
         (1e15, "end of backward", 512 * 2 * 4096 if count else kept[1] + change),
@@ -127,7 +128,7 @@ def test_what_a_strategy_keeps_besides_is_of_layers_that_are_not_recomputed(coun
         )
         found, parts = fullest(work, device)
         own = {part.name: part.num_bytes for part in parts}
-        again = work.activations.recomputed_bytes() + change if count else 0.0
+        again = Activations(work).recomputed_bytes() + change if count else 0.0
         assert (found, own["activations"]) == (moment, near(held))
         assert own["recomputed layer"] == near(again)
 

@@ -17,7 +17,9 @@ from sim.hardware.catalog import find_machine
 from sim.machine import Machine
 from sim.memory.need import memory_of
 from sim.memory.parts import DeviceParts, fullest
+from sim.models.activations import Activations
 from sim.models.table import find_model
+from sim.models.work import Work
 from sim.models.workload import Workload
 from sim.schedules.systems.lora import Lora
 from sim.simulate import Strategy
@@ -112,7 +114,7 @@ def test_a_layer_keeps_what_torch_keeps(x):
     # Of each token and head attention keeps 4 bytes more, which are not counted.
     _, kept = kept_bytes(Checkpointed(), x, least=4 * TOKENS * HEADS)
     assert kept == 2 * TOKENS * (WIDTH + WIDTH + KEYS + INNER + WIDTH)
-    found = small(checkpointing="op").activations.kept_bytes()[1]
+    found = Activations(small(checkpointing="op")).kept_bytes()[1]
     assert found == kept + x.nbytes
 
 
@@ -134,7 +136,7 @@ def test_backward_computes_again_what_torch_does(x):
     assert torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default not in (
         watch.operations
     )
-    first, work, last = (small(checkpointing="op").works_again()[index] for index in (0, 1, -1))
+    first, work, last = (Work(small(checkpointing="op")).again()[index] for index in (0, 1, -1))
     assert first is last is None
     assert work.num_matmuls == len(again)
     assert work.matmul_flop == sum(2 * rows * into * out for rows, into, out in again)
@@ -146,7 +148,7 @@ def test_backward_computes_again_what_torch_does(x):
 
 @pytest.mark.parametrize("kernels", ["eager", "liger", "compiled"])
 def test_what_llama_3_keeps(kernels):
-    kept = llama(kernels=kernels).activations.kept_bytes()[1:-1]
+    kept = Activations(llama(kernels=kernels)).kept_bytes()[1:-1]
     width, keys, inner = 4096, 1024, 14336
     last = 0 if kernels == "compiled" else width  # nothing reads it
     assert set(kept) == {2 * 8192 * (width + width + keys + width + inner + last)}
@@ -155,19 +157,19 @@ def test_what_llama_3_keeps(kernels):
 def test_a_layer_with_joined_matrices_keeps_two_products_and_computes_one_again():
     work = llama("phi-4")
     width, joined, inner = 5120, 5120 + 2 * 1280, 2 * 17920
-    assert work.activations.kept_bytes()[1] == 2 * 8192 * (width + width + joined + inner)
-    assert work.works_again()[1].matmul_flop == 2 * 8192 * width * width
+    assert Activations(work).kept_bytes()[1] == 2 * 8192 * (width + width + joined + inner)
+    assert Work(work).again()[1].matmul_flop == 2 * 8192 * width * width
 
 
 @pytest.mark.parametrize("kernels", ["eager", "liger", "compiled"])
 def test_a_layer_in_backward_is_whole_once(kernels):
     """Beside what it computes again there is what it has kept, and nothing twice."""
-    whole = llama(kernels=kernels, checkpointing=False).activations.kept_bytes()[1]
+    whole = Activations(llama(kernels=kernels, checkpointing=False)).kept_bytes()[1]
     work = llama(kernels=kernels)
-    kept, token = work.activations.kept_bytes()[1], 2 * 8192
+    kept, token = Activations(work).kept_bytes()[1], 2 * 8192
     unread = 0 if kernels == "compiled" else token * 4096
     own_input = token * 4096 if kernels == "eager" else 0  # others' norms read it
-    assert work.activations.recomputed_bytes() == whole - (kept - unread) + own_input
+    assert Activations(work).recomputed_bytes() == whole - (kept - unread) + own_input
     device = DeviceParts(always=(), in_flight=0.0, gradients_after=1e15)
     _, parts = fullest(work, device)
     found = {part.name: part.num_bytes for part in parts}
@@ -181,7 +183,7 @@ def test_time_is_that_of_what_is_computed_again():
     )
     assert none.forward_seconds == some.forward_seconds
     assert none.backward_seconds < some.backward_seconds < every.backward_seconds
-    again = llama().works_again()[1]
+    again = Work(llama()).again()[1]
     width, keys, inner = 4096, 1024, 14336
     assert again.matmul_flop == 2 * 8192 * width * (keys + width + inner)
     assert again.weight_bytes == 2 * width * (keys + width + inner)
@@ -194,7 +196,7 @@ def test_time_is_that_of_what_is_computed_again():
 
 def test_elementwise_work_is_computed_again_whole():
     work = llama()
-    again, whole = work.works_again()[1], work.works()[1]
+    again, whole = Work(work).again()[1], Work(work).all()[1]
     width, keys, inner = 4096, 1024, 14336
     spared = [width + width, width + keys, width + inner, inner + width]  # q, v, gate, down
     moved = whole.elementwise_bytes - again.elementwise_bytes

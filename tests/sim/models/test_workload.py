@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from sim.models.activations import Activations
 from sim.models.families import num_params
 from sim.models.fields import dropouts_of
 from sim.models.table import find_model
+from sim.models.work import Work
 from sim.models.workload import Workload
 from zenflow.errors import ConfigError
 
@@ -17,7 +19,7 @@ def test_forward_is_two_flop_for_each_weight_and_token(name):
     # Kaplan et al. 2020: 2 N, N without tables that are only looked up.
     _, config = find_model(name)
     workload = Workload.of_config(name, config, batch_size=2, sequence=128)
-    flop = sum(work.matmul_flop for work in workload.works())
+    flop = sum(work.matmul_flop for work in Work(workload).all())
     tables = workload.layers[0].parameters
     looked_up = sum(p.numel for p in tables if "proj" not in p.name)
     tied = (
@@ -29,17 +31,17 @@ def test_forward_is_two_flop_for_each_weight_and_token(name):
 
 def test_attention_counts_pairs_of_tokens_once_when_causal():
     _, config = find_model("llama-2-7b")
-    work = Workload.of_config("7b", config, batch_size=3, sequence=100).works()[1]
+    work = Work(Workload.of_config("7b", config, batch_size=3, sequence=100)).all()[1]
     assert work.attention_flop == 4 * 3 * 100 * 100 / 2 * 4096
     _, config = find_model("bert-base")
-    work = Workload.of_config("bert", config, batch_size=3, sequence=100).works()[1]
+    work = Work(Workload.of_config("bert", config, batch_size=3, sequence=100)).all()[1]
     assert work.attention_flop == 4 * 3 * 100 * 100 * 768
 
 
 def test_only_the_experts_that_a_token_goes_to_compute():
     _, config = find_model("mixtral-8x7b")
     workload = Workload.of_config("mixtral", config, sequence=64)
-    flop = sum(work.matmul_flop for work in workload.works()) / (2 * workload.tokens)
+    flop = sum(work.matmul_flop for work in Work(workload).all()) / (2 * workload.tokens)
     assert 12e9 < flop < 13.2e9  # 12.9 B active parameters (Jiang et al. 2024)
     assert workload.num_params > 46e9
 
@@ -49,17 +51,17 @@ def test_elementwise_bytes_of_a_plain_layer_by_hand():
         "model_type": "gpt2", "n_embd": 4, "n_layer": 1, "n_head": 1, "n_positions": 8,
         "vocab_size": 10, "n_inner": 16,
     }  # fmt: skip
-    inner = Workload.of_config("g", config, batch_size=1, sequence=2).works()[1]
+    inner = Work(Workload.of_config("g", config, batch_size=1, sequence=2)).all()[1]
     # Products read and write (4 + 12) + (4 + 4) + (4 + 16) + (16 + 4); 10 of the width for sums
     # and layouts, 4 for norms, 2 of the inner width; 2 bytes, 2 tokens. Two dropouts read, write,
     # and write a byte.
     plain = 2 * 2 * (64 + 10 * 4 + 4 * 4 + 2 * 16)
     assert inner.elementwise_bytes == plain + 2 * 2 * (2 + 2 + 1) * 4
     undropped = Workload.of_config("g", {**config, "resid_pdrop": 0.0}, batch_size=1, sequence=2)
-    assert undropped.works()[1].elementwise_bytes == plain
-    assert undropped.works()[1].num_kernels == inner.num_kernels - 2
-    fused = replace(undropped, dropouts=(True, False), kernels="compiled").works()[1]
-    assert fused == replace(undropped, kernels="compiled").works()[1]
+    assert Work(undropped).all()[1].elementwise_bytes == plain
+    assert Work(undropped).all()[1].num_kernels == inner.num_kernels - 2
+    fused = Work(replace(undropped, dropouts=(True, False), kernels="compiled")).all()[1]
+    assert fused == Work(replace(undropped, kernels="compiled")).all()[1]
 
 
 @pytest.mark.parametrize(
@@ -79,17 +81,17 @@ def test_classes_have_no_output_layer_and_a_sum_no_loss(model):
         Workload.of_config(*find_model(model), loss=loss) for loss in ("tokens", "sum", "classes")
     )
     logits = summed.tokens * summed.vocabulary
-    heads = [work.works()[-1] for work in (tokens, summed, classes)]
+    heads = [Work(work).all()[-1] for work in (tokens, summed, classes)]
     assert heads[0].matmul_flop == heads[1].matmul_flop
     table = min(p.numel for p in tokens.parameters if tokens.vocabulary in p.shape[:1]
                 and len(p.shape) > 1)  # fmt: skip
     assert heads[1].matmul_flop - heads[2].matmul_flop == 2 * tokens.tokens * table
     # Float32 logits read and written five times, and the loss's own pass; a sum reads them once.
     assert heads[0].elementwise_bytes - heads[1].elementwise_bytes == logits * 20
-    kept = [work.activations.kept_bytes()[-1] for work in (tokens, summed, classes)]
+    kept = [Activations(work).kept_bytes()[-1] for work in (tokens, summed, classes)]
     assert kept[0] - kept[1] == logits * 2
     assert kept[1] - kept[2] == logits * 2
-    held = [work.activations.loss_bytes() for work in (tokens, summed, classes)]
+    held = [Activations(work).loss_bytes() for work in (tokens, summed, classes)]
     assert held == [8 * logits, 2 * logits, 0]
     assert classes.num_params <= summed.num_params
     assert classes.tied_bytes() == 0
@@ -112,7 +114,9 @@ def test_elementwise_bytes_of_fused_kernels_by_hand():
     # Two norms and 12 of queries and keys read and written once; two factors read, one written.
     fused = 2 * 2 * 8 + 2 * 12 + 3 * 24
     for kernels, residual in (("liger", 10), ("compiled", 4)):
-        work = Workload.of_config("l", LLAMA, batch_size=1, sequence=2, kernels=kernels).works()
+        work = Work(
+            Workload.of_config("l", LLAMA, batch_size=1, sequence=2, kernels=kernels)
+        ).all()
         assert work[1].elementwise_bytes == 2 * 2 * (products + fused + residual * 8)
         assert work[-1].elementwise_bytes == 2 * 2 * (8 + 50) + 2 * 50 * 3 * 2
 
@@ -121,7 +125,7 @@ def test_fused_kernels_change_no_product_and_no_count_of_parameters():
     made = [
         Workload.of_config("l", LLAMA, kernels=name) for name in ("eager", "liger", "compiled")
     ]
-    works = [work.works()[1] for work in made]
+    works = [Work(work).all()[1] for work in made]
     assert len({(work.matmul_flop, work.attention_flop, work.num_matmuls) for work in works}) == 1
     for one, other in itertools.pairwise(works):
         assert one.elementwise_bytes > other.elementwise_bytes
@@ -166,14 +170,14 @@ def launched(attention):
 
 def counted(attention):
     work = Workload.of_config("l", LLAMA, dtype="bfloat16", attention=attention)
-    return work.works()[1].num_kernels
+    return Work(work).all()[1].num_kernels
 
 
 def test_compiled_eager_attention_moves_scores_four_times_and_transformers_own_ten():
     moved = {
-        (kernels, attention): Workload.of_config(
+        (kernels, attention): Work(Workload.of_config(
             "l", LLAMA, batch_size=2, sequence=64, kernels=kernels, attention=attention
-        ).works()[1].elementwise_bytes
+        )).all()[1].elementwise_bytes
         for kernels in ("eager", "compiled")
         for attention in ("fused", "eager")
     }  # fmt: skip

@@ -9,7 +9,9 @@ from sim.hardware.catalog import find_machine
 from sim.memory.engine import engine_memory
 from sim.memory.need import memory_of
 from sim.memory.parts import ACTIVATION_BUFFERS
+from sim.models.activations import Activations
 from sim.models.table import find_model
+from sim.models.work import Work
 from sim.models.workload import Workload
 from sim.planning.estimates import estimated_seconds
 from sim.simulate import STRATEGIES, Strategy, simulate
@@ -33,7 +35,7 @@ def test_kept_scores_are_korthikantis():
     config |= {"attention_dropout": 0.1}
     plain = Workload.of_config(name, config, batch_size=3, sequence=512)
     eager = replace(plain, attention="eager")
-    kept = [work.activations.kept_bytes()[1] for work in (plain, eager)]
+    kept = [Activations(work).kept_bytes()[1] for work in (plain, eager)]
     tokens, width, heads = 3 * 512, 2048, 32
     assert kept[0] == 34 * tokens * width
     assert kept[1] == tokens * width * (34 + 5 * heads * 512 / width)
@@ -50,7 +52,7 @@ def test_attentions_share_of_flop_is_korthikantis():
             "vocab_size": 50257, "n_positions": sequence,
         }  # fmt: skip
         work = Workload.of_config("gpt", config, sequence=sequence, attention="eager")
-        layer = work.works()[1]
+        layer = Work(work).all()[1]
         assert layer.attention_flop / layer.matmul_flop == pytest.approx(sequence / (6 * width))
 
 
@@ -61,7 +63,7 @@ def test_kept_scores_spare_backward_a_product_of_queries_and_keys():
         costs_of(each, free).backward_seconds for each in (work, replace(work, attention="eager"))
     ]
     rate = free.device.attention_rate("bfloat16", is_backward=True)
-    attention = sum(layer.attention_flop for layer in work.works()) / rate
+    attention = sum(layer.attention_flop for layer in Work(work).all()) / rate
     assert seconds[0] - seconds[1] == pytest.approx(0.5 * attention, rel=1e-4)
 
 
@@ -71,7 +73,7 @@ def test_scores_that_are_kept_take_memory_where_layers_are_not_recomputed():
         "selective": WORK,
         "full": replace(WORK, checkpointing=True),
     }
-    kept = {name: sum(work.activations.kept_bytes()) for name, work in policies.items()}
+    kept = {name: sum(Activations(work).kept_bytes()) for name, work in policies.items()}
     assert kept["none"] > kept["selective"] > 10 * kept["full"] / 2
     taken = {name: costs_of(work, MACHINE).backward_seconds for name, work in policies.items()}
     assert taken["full"] > taken["selective"]
@@ -107,12 +109,12 @@ def test_with_sharded_weights_every_device_sends_its_own(devices, strategy):
     machine, works = find_machine("dgx-a100-80", devices), (AWAY, WORK)
     machine = machine.with_values({"link.d2h": 2e9, "link.h2d": 2e9})
     found, plain = (simulate(costs_of(w, machine), strategy, keeps_spans=False) for w in works)
-    sent = sum(AWAY.activations.leaving_bytes())
+    sent = sum(Activations(AWAY).leaving_bytes())
     for way in ("d2h_bytes", "h2d_bytes"):
         assert getattr(found, way) - getattr(plain, way) == pytest.approx(sent, rel=1e-6)
     # A layer waits for the copy of the one before the last, down in forward and up in backward.
-    inner = sum(1 for size in AWAY.activations.leaving_bytes() if size) - ACTIVATION_BUFFERS
-    layer = max(AWAY.activations.leaving_bytes())
+    inner = sum(1 for size in Activations(AWAY).leaving_bytes() if size) - ACTIVATION_BUFFERS
+    layer = max(Activations(AWAY).leaving_bytes())
     assert found.step_seconds > 2 * inner * layer / 2e9
     assert found.stall_seconds > plain.stall_seconds
 
@@ -140,7 +142,7 @@ def test_they_share_the_link_with_collectives_where_that_is_the_fabric():
     # Two all-gathers and a reduce-scatter pass 3/4 of each layer on, but for one of the last's.
     last = work.layers[-1].numel * work.dtype_bytes
     ring = 0.75 * (3 * work.model_bytes - last)
-    sent = sum(work.activations.leaving_bytes())
+    sent = sum(Activations(work).leaving_bytes())
     assert found.step_seconds > (sent + ring) / rate
     alone = find_machine("hgx-h100", 4).with_values({"link.d2h": rate, "link.h2d": rate})
     apart = simulate(costs_of(work, alone), Strategy.of("fsdp2"), keeps_spans=False)
@@ -148,8 +150,8 @@ def test_they_share_the_link_with_collectives_where_that_is_the_fabric():
 
 
 def test_all_but_the_last_layers_activations_cross_the_link_twice():
-    layer = WORK.activations.kept_bytes()[1]
-    assert AWAY.activations.leaving_bytes() == [0.0, *[layer] * 30, 0.0, 0.0, 0.0]
+    layer = Activations(WORK).kept_bytes()[1]
+    assert Activations(AWAY).leaving_bytes() == [0.0, *[layer] * 30, 0.0, 0.0, 0.0]
     for name in SENDING:
         found, plain = (
             simulate(costs_of(work, MACHINE), Strategy.of(name), keeps_spans=False)
@@ -163,10 +165,10 @@ def test_all_but_the_last_layers_activations_cross_the_link_twice():
 def test_memory_of_two_layers_is_left_on_the_device():
     need, plain = (memory_of(work, "qlora", MACHINE) for work in (AWAY, WORK))
     own, before = ({p.name: p.num_bytes for p in n.parts} for n in (need, plain))
-    sent = sum(AWAY.activations.leaving_bytes())
+    sent = sum(Activations(AWAY).leaving_bytes())
     assert own["offloaded activations"] == sent
     assert before["activations"] - own["activations"] == pytest.approx(sent)
-    assert own["activation buffers"] == ACTIVATION_BUFFERS * AWAY.activations.kept_bytes()[1]
+    assert own["activation buffers"] == ACTIVATION_BUFFERS * Activations(AWAY).kept_bytes()[1]
 
 
 @pytest.mark.parametrize("name", DEVICE_ONLY)
@@ -231,7 +233,7 @@ def test_there_is_no_closed_form_and_estimates_count_the_copies():
     shapes = [p.shape for p in WORK.parameters]
     own = engine_memory(shapes, strategy.config, 2)
     bounds = [estimated_seconds(costs_of(work, slow), strategy, own) for work in (WORK, AWAY)]
-    assert bounds[1] - bounds[0] > sum(AWAY.activations.leaving_bytes()) / 1e9
+    assert bounds[1] - bounds[0] > sum(Activations(AWAY).leaving_bytes()) / 1e9
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -255,5 +257,5 @@ def test_eager_scores_are_those_that_autograd_keeps_of_transformers_llama(dtype)
         Workload.of_config("llama", config.to_dict(), attention=name, **settings)
         for name in ("fused", "eager")
     ]
-    ours = [sum(work.activations.kept_bytes()) for work in works]
+    ours = [sum(Activations(work).kept_bytes()) for work in works]
     assert kept[1] - kept[0] == pytest.approx(ours[1] - ours[0], rel=0.02)

@@ -10,6 +10,7 @@ from torch.nn import functional
 from sim.hardware.catalog import find_machine
 from sim.machine import Machine
 from sim.memory.need import memory_of
+from sim.models.activations import Activations
 from sim.models.table import find_model
 from sim.models.workload import Workload
 from sim.schedules.systems.lora import Lora, Qlora, adapters, nf4_bytes
@@ -119,7 +120,7 @@ def test_memory_of_litgpts_lora():
 
 
 def test_fewer_targets_keep_fewer_activations():
-    full = sum(LLAMA_7B.activations.kept_bytes()[:-1])
+    full = sum(Activations(LLAMA_7B).kept_bytes()[:-1])
     every = parts(LLAMA_7B, "lora", lora_rank=8)["activations"]
     some = parts(LLAMA_7B, "lora", lora_rank=8, lora_targets="attention")["activations"]
     tokens = 2 * 2048  # bytes of a value of every token

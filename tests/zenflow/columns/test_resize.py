@@ -24,7 +24,7 @@ from zenflow import (
     ZenFlowAdamW,
     ZenFlowConfig,
 )
-from zenflow.columns.upload_buffers import UploadPool
+from zenflow.columns.upload_pool import UploadPool
 
 CHANGES = {
     3: {"topk_ratio": 0.6},

@@ -11,7 +11,7 @@ from tests.zenflow.races.harness import races
 from tests.zenflow.races.runtime import CheckedRuntime
 from tests.zenflow.races.test_races import KNOBS, drop, look, save_and_load
 from zenflow.columns.gradient_queue import RoomPool
-from zenflow.columns.upload_buffers import UploadPool
+from zenflow.columns.upload_pool import UploadPool
 from zenflow.device.base import HostValues
 from zenflow.device.cuda import CudaDevice
 from zenflow.lanes.copies import CopyLane

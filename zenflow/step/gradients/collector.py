@@ -17,7 +17,7 @@ from torch import Tensor
 from zenflow.columns.device_rows import Resident
 from zenflow.columns.gradient_queue import StagedGradient
 from zenflow.columns.layout import Block, Bucket, Layout, SplitParam
-from zenflow.columns.shards import local_of
+from zenflow.columns.local import local_of
 from zenflow.device.base import AbstractDevice
 from zenflow.errors import GradientError
 from zenflow.lanes.completion import Completion, unique

@@ -14,7 +14,8 @@ from zenflow.columns.gradient_queue import StagedGradient
 from zenflow.columns.host_rows import HostRows
 from zenflow.columns.host_update import RowWork, parts_of
 from zenflow.columns.layout import Block, Bucket, Landing, Layout, SplitParam
-from zenflow.columns.upload_buffers import UploadBuffer, UploadPool
+from zenflow.columns.upload_buffer import UploadBuffer
+from zenflow.columns.upload_pool import UploadPool
 from zenflow.device.base import HostValues
 from zenflow.host.pool import HostPool
 from zenflow.lanes.completion import Completion, unique
@@ -196,7 +197,7 @@ class AbstractHostTasks(ABC):
                 step,
                 block,
                 active[block.index],
-                block.host.staging if self._buffer is None else self._buffer.view_of(block),
+                block.host.staging if self._buffer is None else block.next_view_of(self._buffer),
             )
             for block in blocks
         ]

@@ -238,7 +238,7 @@ def _load_landings(
     for land_step, entries in by_step.items():
         buffer = engine.uploads.take([block for block, _ in entries])
         for block, opened in entries:
-            values = buffer.view_of(block)
+            values = block.next_view_of(buffer)
             values.copy_(rows_of[block.index])
             Landing(
                 block=block,

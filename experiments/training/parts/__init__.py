@@ -1,0 +1,1 @@
+"""Parts of a run: its data, model, ranks and files, and ``RunSetup``, which has them together."""

@@ -1,0 +1,54 @@
+"""Whether the optimizer of a run fits the host's memory, asked before any of it is allocated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from experiments.training.parts.ranks.ranks import ALONE, Ranks
+from sim.memory.engine import EngineMemory, engine_memory
+from zenflow.errors import ConfigError
+from zenflow.host.limits import free_bytes
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from zenflow.config import ZenFlowConfig
+
+
+def memory_of_engine(model: nn.Module, config: ZenFlowConfig) -> EngineMemory:
+    """Return what one engine takes for a model, all ranks' parts together."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    element_bytes = min((p.element_size() for p in trained), default=0)
+    return engine_memory([tuple(p.shape) for p in trained], config, element_bytes)
+
+
+def check_host_memory(
+    model: nn.Module, config: ZenFlowConfig, *, on_cpu: bool, ranks: Ranks = ALONE
+) -> None:
+    """Refuse a run whose optimizer can't have the memory that it allocates at once.
+
+    Only what is sure is counted, states and staging: activations and gradients may still be too
+    much.
+
+    Args:
+        model: With its parameters where they will be trained.
+        config: The update rule.
+        on_cpu: Whether the device's share is in the host's memory too.
+        ranks: Processes that share the run; those of this machine share its memory.
+
+    Raises:
+        ConfigError: There is not as much; the message says how much and what limits it.
+    """
+    plan = memory_of_engine(model, config).plan(has_ring=not on_cpu)
+    on_device = plan.device_extra_bytes if on_cpu else 0
+    if ranks.parallel == "ddp":  # where each device has all of its part
+        on_device *= ranks.count
+    needed = (plan.host_bytes + on_device) * ranks.place.local_count // ranks.count
+    free, limit = free_bytes()
+    ranks.collect(None)  # nobody allocates before all have looked
+    if needed > free:
+        raise ConfigError(
+            f"the optimizer needs {needed / 1e9:.1f} GB of host memory, and {limit} leaves "
+            f"{max(0.0, free) / 1e9:.1f} GB: free some, raise the limit, or train a smaller model "
+            "(zenflow plan says what a machine can do)"
+        )

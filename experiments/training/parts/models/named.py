@@ -1,0 +1,76 @@
+"""What ``--model`` names: a size, a config.json, a directory or a hub name. Loads nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.training.settings.sizes import MODEL_SIZES
+from zenflow.errors import ConfigError
+
+WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedModel:
+    """What a name stands for, found before anything is loaded."""
+
+    kind: str
+    """``size``, ``config`` (a file: random weights), ``directory`` or ``hub``."""
+    name: str
+    own: bool
+    """Whether the class is ours."""
+
+
+def find_model(name: str) -> NamedModel:
+    """Return what ``name`` stands for.
+
+    Raises:
+        ConfigError: It is nothing known, or needs transformers, which is not installed.
+    """
+    has_transformers = importlib.util.find_spec("transformers") is not None
+    own, _, size = name.rpartition(":")
+    if size in MODEL_SIZES and own in ("", "own"):
+        return NamedModel(kind="size", name=size, own=own == "own" or not has_transformers)
+    path = Path(size if own == "own" else name).expanduser()
+    sizes = ", ".join(MODEL_SIZES)
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise ConfigError(f"a model directory must hold a config.json, but {path} has none")
+    if not path.exists() and path.suffix == ".json":
+        raise ConfigError(f"there is no model configuration {path}: check --model")
+    if path.is_dir() and (own == "own" or not has_transformers):
+        return NamedModel(kind="directory", name=str(path), own=True)
+    if not has_transformers:
+        raise ConfigError(
+            f"--model must be a size ({sizes}) where transformers is not installed, but is "
+            f"{name!r}: choose a size, or pip install 'zenflow-offload[hf]'"
+        )
+    if path.is_file():
+        return NamedModel(kind="config", name=str(path), own=False)
+    return NamedModel(kind="directory" if path.is_dir() else "hub", name=name, own=False)
+
+
+def has_weights(found: NamedModel) -> bool:
+    """Return whether the model comes with weights; else it starts from random ones."""
+    if found.kind != "directory":
+        return found.kind == "hub"
+    return _holds_weights(Path(found.name))
+
+
+def comes_with_weights(name: str) -> bool:
+    """Return the same of what ``--model`` names, whether or not transformers is installed."""
+    own_name = name.removeprefix("own:")
+    path = Path(own_name).expanduser()
+    if own_name in MODEL_SIZES or path.is_file():
+        return False
+    return _holds_weights(path) if path.is_dir() else True
+
+
+def _holds_weights(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in WEIGHT_FILES)

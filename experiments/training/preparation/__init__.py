@@ -1,1 +1,0 @@
-"""What happens before the first step: checks, an estimate of the time, the run's objects."""

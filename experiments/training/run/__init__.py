@@ -1,0 +1,1 @@
+"""A run as it goes on: launch, comparison, the training loop, and results."""

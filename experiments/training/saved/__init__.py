@@ -1,1 +1,0 @@
-"""What outlives a run's process: checkpoints, locks, fingerprints, and resuming."""

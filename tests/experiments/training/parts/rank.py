@@ -1,0 +1,99 @@
+"""One of several ranks that run ``zenflow train``, started by tests as a process.
+
+    python -m tests.experiments.training.parts.rank FOLDER
+
+FOLDER/commands.json has the commands, which all ranks carry out one after another. What came of
+them is left in FOLDER/ended-RANK.json.
+"""
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from torch import distributed
+
+from autotune.online.logged_controller import LoggedController
+from experiments.output import plots
+from experiments.training.parts.ranks.launched import Launched
+from experiments.training.run.loop import Training
+from experiments.training.run.tuned import picture
+from experiments.training.run.tuned import tuning as tuned
+from tests.experiments.runs import train
+from tests.experiments.training.parts.test_checkpoint import file_size_limit
+from tests.experiments.tuned import ByTheClock
+
+
+def strike(patch, number, rank, step):
+    """Let a signal reach one rank when it has taken so many steps."""
+    if rank != Launched.here().rank:
+        return
+    take = Training._step
+
+    def step_and_strike(self):
+        take(self)
+        if self.step == step:
+            os.kill(os.getpid(), number)
+
+    patch.setattr(Training, "_step", step_and_strike)
+
+
+def limit_saves(patch, rank, step):
+    """Let one rank find no room for its checkpoint of a step."""
+    if rank != Launched.here().rank:
+        return
+    save = Training.save
+
+    def without_room(self, **how):
+        if self.step != step:
+            return save(self, **how)
+        with file_size_limit(10_000):
+            return save(self, **how)
+
+    patch.setattr(Training, "save", without_room)
+
+
+def tuned_by_the_clock(setup, log):
+    return LoggedController(ByTheClock(None), log, by="twin", reason=lambda: "the clock said so")
+
+
+def carry_out(command):
+    """Run one command and return its exit code and what it said."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in ((plots, "draw_timeline"), (picture, "draw_tuning")):
+            patch.setattr(module, name, lambda *_: None)
+        patch.setattr(plots, "save_figure", lambda figure, path: path.write_bytes(b"\x89PNG"))
+        if command.get("clock"):
+            patch.setattr(tuned, "make_controller", tuned_by_the_clock)
+        if "full" in command:
+            limit_saves(patch, *command["full"])
+        for name in ("SIGINT", "SIGKILL"):
+            if name in command:
+                strike(patch, getattr(signal, name), *command[name])
+        result = train(*command["flags"])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        traceback.print_exception(result.exception)
+    return [result.exit_code, result.output]
+
+
+def main(folder):
+    faulthandler.dump_traceback_later(150, exit=True)  # where a rank hangs
+    commands = json.loads((folder / "commands.json").read_text())
+    place = Launched.here()
+    ended = []
+    distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
+    for command in commands:
+        ended.append(carry_out(command))
+        (folder / f"ended-{place.rank}.json").write_text(json.dumps(ended))
+        if ended[-1][0] == 1:
+            sys.exit(1)  # the other ranks may not have failed: their connections do now
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,128 @@
+"""Memory that is not there is refused before it is allocated."""
+
+import math
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from experiments.training.parts import memory_check
+from experiments.training.parts.memory_check import check_host_memory
+from experiments.training.parts.setup import build_setup, make_optimizer
+from experiments.training.settings.training import TrainSettings
+from tests.experiments.runs import FAST, ended, write_text
+from zenflow import ConfigError, ZenFlowConfig
+from zenflow.host import limits
+from zenflow.host.limits import free_bytes
+
+
+def group(folder, limit, used, cache):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {cache}\n")
+
+
+def left(monkeypatch, folders):
+    """Return what the control groups in these folders leave; infinite without a limit."""
+    monkeypatch.setattr(limits, "control_groups", lambda controller: folders)
+    machine = SimpleNamespace(available=math.inf)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
+    return free_bytes()
+
+
+def test_the_tightest_limit_of_a_group_and_those_above_it_counts(tmp_path, monkeypatch):
+    folders = [tmp_path / "outer" / "inner", tmp_path / "outer", tmp_path]
+    assert left(monkeypatch, folders)[0] == math.inf
+    group(folders[0], "max", 100, 10)
+    assert left(monkeypatch, folders)[0] == math.inf
+    group(folders[1], 1000, 400, 50)
+    assert left(monkeypatch, folders) == (650, "the container's limit")
+    group(folders[0], 500, 100, 10)
+    assert left(monkeypatch, folders)[0] == 410
+    group(folders[2], 300, 100, 0)
+    assert left(monkeypatch, folders)[0] == 200
+
+
+def test_groups_of_the_first_version_count_too(tmp_path, monkeypatch):
+    (tmp_path / "memory.limit_in_bytes").write_text("1000\n")
+    (tmp_path / "memory.usage_in_bytes").write_text("300\n")
+    (tmp_path / "memory.stat").write_text("total_inactive_file 30\n")
+    assert left(monkeypatch, [tmp_path])[0] == 730
+
+
+def test_a_limit_of_the_shell_counts():
+    program = (
+        "import resource, psutil\nfrom zenflow.host.limits import free_bytes\n"
+        "room = psutil.Process().memory_info().vms + 200_000_000\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (room, room))\n"
+        "free, limit = free_bytes()\n"
+        "assert 0 < free <= 200_000_000, free\nassert limit == 'ulimit -v'\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("strategy", ["on_device", "zero_offload", "zenflow_paper", "zenflow"])
+def test_what_is_counted_is_what_the_optimizer_takes(strategy, dtype, tmp_path, monkeypatch):
+    settings = TrainSettings(
+        model="own:small", data=str(write_text(tmp_path / "a.txt")), strategy=strategy,
+        sequence=32, device="cpu", dtype=dtype,
+    )  # fmt: skip
+    setup = build_setup(settings)
+    optimizer = make_optimizer(setup)
+    plan = optimizer.memory
+    optimizer.close()
+    taken = plan.host_bytes + plan.device_extra_bytes
+    monkeypatch.setattr(memory_check, "free_bytes", lambda: (float(taken), "a test"))
+    check_host_memory(setup.model, setup.config, on_cpu=True)
+    monkeypatch.setattr(memory_check, "free_bytes", lambda: (float(taken - 1), "a test"))
+    with pytest.raises(ConfigError, match="a test leaves"):
+        check_host_memory(setup.model, setup.config, on_cpu=True)
+
+
+def test_what_stays_on_a_gpu_is_not_the_hosts(monkeypatch):
+    monkeypatch.setattr(memory_check, "free_bytes", lambda: (1000.0, "a test"))
+    model, config = nn.Linear(100, 100), ZenFlowConfig.preset("on_device")
+    check_host_memory(model, config, on_cpu=False)
+    with pytest.raises(ConfigError, match="a test leaves"):
+        check_host_memory(model, config, on_cpu=True)
+
+
+def test_a_run_without_enough_memory_is_refused_in_words(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_check, "free_bytes", lambda: (1e5, "the container's limit"))
+    data = write_text(tmp_path / "a.txt")
+    said = ended(2, *FAST, "--data", data, "--steps", "1", "--out", tmp_path / "run")
+    assert "the container's limit leaves 0.0 GB" in said
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (MemoryError(), "the host's memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: tried 5"), "the host's memory"),
+        (torch.OutOfMemoryError("CUDA out of memory."), "the device's memory"),
+    ],
+)
+def test_memory_that_runs_out_on_the_way_is_told_in_words(tmp_path, monkeypatch, error, words):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr("experiments.training.run.stepper.forward", fail)
+    data = write_text(tmp_path / "a.txt")
+    said = ended(1, *FAST, "--data", data, "--steps", "1", "--out", tmp_path / "run")
+    assert f"{words} is too small for this run" in said
+    assert "--checkpointing" in said
+
+
+def test_there_is_some_memory_here():
+    free, limit = free_bytes()
+    assert free > 0
+    assert limit
