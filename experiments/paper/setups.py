@@ -104,39 +104,11 @@ class Measurement:
     quantity: Quantity
     setup: AnySetup
     group: str
-    """Key of `GROUPS`."""
+    """Key of the measurement's group in `evidence/data/published`."""
     source: str
     assumption: str
     """What the set-up takes for granted because the source does not say it."""
     alternatives: tuple[Alternative, ...] = ()
-
-
-PAGEABLE = Alternative(
-    text="copies through pageable memory, 7 GB/s", values={"link.d2h": 7e9, "link.h2d": 7e9}
-)
-"""Copies that a source does not say to be of pinned memory."""
-
-
-def row_of(
-    group: str,
-    source: str,
-    assumption: str,
-    label: str,
-    seconds: float,
-    setup: AnySetup,
-    *alternatives: Alternative,
-) -> Measurement:
-    """Return a measurement of a whole step, or of the host's pass where that is the set-up."""
-    return Measurement(
-        label=label,
-        seconds=seconds,
-        quantity="host" if isinstance(setup, HostPass) else "step",
-        setup=setup,
-        group=group,
-        source=source,
-        assumption=assumption,
-        alternatives=alternatives,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ on which overlap was measured independently, and emulated here with the real eng
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -13,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evidence.literature.measurements import MEASUREMENTS
+from evidence.published.runs import published
 from experiments.lab.finding import Finding, Range, Tolerance
 from experiments.lab.study import Data, Job, computed
 from experiments.paper.canvas import canvas
 from experiments.paper.predictions import predict
+from experiments.paper.setups import Measurement
 from experiments.paper.speed.phases import simulated
 
 if TYPE_CHECKING:
@@ -42,10 +44,16 @@ _LABELS = {
 }  # fmt: skip
 """Label of each measurement of the released code, the first of several, and its name in the
 picture."""
-_MEASURED = {
-    name: next(item for item in MEASUREMENTS if item.label == label)
-    for name, (label, _) in _LABELS.items()
-}
+
+
+@functools.cache
+def _measured() -> Mapping[str, Measurement]:
+    """Return the measurements of the released code by their names here."""
+    rows = published().measurements
+    return {
+        name: next(item for item in rows if item.label == label)
+        for name, (label, _) in _LABELS.items()
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +100,7 @@ def _simulated() -> dict[str, dict[str, float]]:
 
 def _released() -> dict[str, float]:
     """Return predicted steps of the released code where overlap was measured."""
-    return {name: predict(item.setup, item.quantity) for name, item in _MEASURED.items()}
+    return {name: predict(item.setup, item.quantity) for name, item in _measured().items()}
 
 
 def _emulated(job: Job) -> dict[str, Any]:
@@ -136,7 +144,7 @@ def _cut(rungs: Mapping[str, Mapping[str, float]], before: str, after: str) -> f
 
 def _findings(data: Data) -> Sequence[Finding]:
     released = data["released"]
-    measured = {name: 1e3 * item.seconds for name, item in _MEASURED.items()}
+    measured = {name: 1e3 * item.seconds for name, item in _measured().items()}
     note = "Released code as simulated, without what it does in Python."
 
     def in_turn_share(steps: Mapping[str, float]) -> float:
@@ -257,11 +265,11 @@ def _draw_rungs(
 
 def _draw_released(axes: Axes, released: Mapping[str, float]) -> None:
     """Draw what was measured of the released code beside what is predicted of it."""
-    places = np.arange(len(_MEASURED))
-    measured = [item.seconds for item in _MEASURED.values()]
+    places = np.arange(len(_measured()))
+    measured = [item.seconds for item in _measured().values()]
     for shift, seconds, colour, label in (
         (-0.19, measured, "#7f8c99", "measured by others"),
-        (0.19, [released[name] for name in _MEASURED], "#9fc8b8", "simulated here"),
+        (0.19, [released[name] for name in _measured()], "#9fc8b8", "simulated here"),
     ):
         bars = axes.barh(places + shift, np.multiply(1e3, seconds), color=colour, height=0.36,
                          label=label)  # fmt: skip

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from evidence.literature.memory.cases import MEMORY_CASES
+from evidence.published.memory import memory_cases
 from experiments.lab.columns import Column, Table, key
 from experiments.paper.predictions import hardware_of, workload_of
 from experiments.paper.setups import MemoryCase
@@ -34,13 +34,13 @@ def _said(row: Mapping[str, Any]) -> str:
     return "**false fit**" if verdict == "fits" else verdict
 
 
-def predict_memory(cases: Sequence[MemoryCase] = MEMORY_CASES) -> list[dict[str, Any]]:
-    """Return every case beside its prediction, JSON-ready.
+def predict_memory(cases: Sequence[MemoryCase] | None = None) -> list[dict[str, Any]]:
+    """Return cases beside their predictions, JSON-ready; without any these are all published ones.
 
     ``predicted_bytes`` is of the same scope as the published peak, ``need_bytes`` of the whole
     device. ``chance`` is of fitting, with the spread that all other cases give.
     """
-    rows = [_predict(case) for case in cases]
+    rows = [_predict(case) for case in (memory_cases() if cases is None else cases)]
     outcomes = [outcome_of(row) for row in rows]
     for index, row in enumerate(rows):
         spread = fit_spread([*outcomes[:index], *outcomes[index + 1 :]])

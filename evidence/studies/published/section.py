@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from evidence.literature.measurements import GROUPS, NOT_PREDICTED, TOPICS
-from evidence.literature.unstated import UNSTATED
+from evidence.published.runs import published
 from evidence.studies.published.memory import MEMORY_COLUMNS, about
 from evidence.studies.published.study import (
     AIM,
@@ -49,7 +48,7 @@ def section(found: Record | None) -> list[str]:
             "[Every case](validation/memory.md) has its source and what it takes for granted."
         ]
     lines += ["", "### Not predicted", ""]
-    return lines + [f"- {text}" for text in NOT_PREDICTED]
+    return lines + [f"- {text}" for text in published().not_predicted]
 
 
 def pages(found: Record | None) -> dict[str, list[str]]:
@@ -58,7 +57,8 @@ def pages(found: Record | None) -> dict[str, list[str]]:
         return {}
     (record,) = found.rows
     made = {
-        name: _topic(title, groups, record["rows"]) for name, (title, groups) in TOPICS.items()
+        name: _topic(title, groups, record["rows"])
+        for name, (title, groups) in published().topics.items()
     }
     if record["left_out"]:
         made["ranges"] = ["# What the ranges hold", "", *_left_out(record["left_out"])]
@@ -70,7 +70,7 @@ def pages(found: Record | None) -> dict[str, list[str]]:
 def _topics(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a row for each page of rows."""
     found = []
-    for name, (title, groups) in TOPICS.items():
+    for name, (title, groups) in published().topics.items():
         errors = [abs(row["error"]) for row in rows if row["group"] in groups]
         if errors:
             met = sum(error <= AIM for error in errors)
@@ -98,8 +98,8 @@ def _topic(title: str, groups: Sequence[str], rows: Sequence[Mapping[str, Any]])
     for group in groups:
         chosen = [row for row in own if row["group"] == group]
         if chosen:
-            heading, unknown = GROUPS[group]
-            lines += ["", f"## {heading}", "", *_group(chosen, sources), "", unknown]
+            about = published().groups[group]
+            lines += ["", f"## {about.title}", "", *_group(chosen, sources), "", about.doubts]
             lines += _open(group)
             lines += _missed([row for row in chosen if abs(row["error"]) > AIM])
     lines += ["", "## Sources", ""]
@@ -164,7 +164,7 @@ def _introduction(record: Mapping[str, Any], folder: str) -> list[str]:
 
 def _open(group: str) -> list[str]:
     """Return what a group's sources leave open, if there is anything."""
-    names = UNSTATED.get(group)
+    names = published().groups[group].open
     return ["", f"Open: {', '.join(names)}."] if names else []
 
 
@@ -193,7 +193,7 @@ def _left_out(found: Mapping[str, Any]) -> list[str]:
         return Column(head=head, show=lambda row: f"{row[key]} of {row['rows']}")
 
     columns = [
-        Column(head="group", show=lambda row: GROUPS[row["group"]][0]),
+        Column(head="group", show=lambda row: published().groups[row["group"]].title),
         held("figures", "figures alone"),
         held("without_the_row", "without the row"),
         held("without_the_group", "without the group"),

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from evidence.literature.measurements import BLIND_GROUPS, GROUPS, LAST_GROUPS, MEASUREMENTS
-from evidence.literature.unstated import LISTED_LATE, UNSTATED
+from evidence.published.runs import Group, published
 from evidence.studies.published.memory import about, memory_table, predict_memory
 from experiments.lab.columns import Column, Table, key
 from experiments.lab.drawing import panels
@@ -35,9 +34,11 @@ _DRAWS = 30
 
 
 def predict_all(
-    measurements: Sequence[Measurement] = MEASUREMENTS, *, draws: int = _DRAWS
+    measurements: Sequence[Measurement] | None = None, *, draws: int = _DRAWS
 ) -> list[dict[str, Any]]:
-    """Return every measurement beside its prediction, JSON-ready; 0 draws are no intervals.
+    """Return measurements beside their predictions, JSON-ready; 0 draws are no intervals.
+
+    Without measurements these are all published ones.
 
     ``figures_seconds`` holds 0.8 of the predictions with figures drawn by their uncertainty,
     ``interval_seconds`` of those with what the model leaves out as well.
@@ -50,7 +51,7 @@ def predict_all(
     bounds: dict[str, list[list[float]]] = {}
     moves: dict[str, Mapping[str, float]] = {}
     rows = []
-    for item in measurements:
+    for item in published().measurements if measurements is None else measurements:
         setup, quantity = item.setup, item.quantity
         case = f"{setup} {quantity}"
         if case not in predictions:
@@ -148,15 +149,15 @@ def errors_by_regime(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     regimes = list(dict.fromkeys(row["regime"] for row in rows))
     chosen = {name: [row for row in rows if row["regime"] == name] for name in regimes}
     counted = [row for row in rows if row["regime"] != regimes[0]]
-    stated = [row for row in counted if row["group"] not in UNSTATED]
-    late = [row for row in counted if row["group"] in LISTED_LATE]
+    stated = [row for row in counted if not _group(row).open]
+    late = [row for row in counted if _group(row).listed_late]
     chosen["all but the first"] = counted
-    chosen["of these, entered blind"] = _of(BLIND_GROUPS, counted)
-    chosen["of these, entered last"] = _of(LAST_GROUPS, counted)
+    chosen["of these, entered blind"] = _blind(counted)
+    chosen["of these, entered last"] = _last(counted)
     chosen["all stated"] = stated
-    chosen["all stated and entered blind"] = _of(BLIND_GROUPS, stated)
-    chosen["the same with groups listed late"] = _of(BLIND_GROUPS, [*stated, *late])
-    chosen["all stated and entered last"] = _of(LAST_GROUPS, stated)
+    chosen["all stated and entered blind"] = _blind(stated)
+    chosen["the same with groups listed late"] = _blind([*stated, *late])
+    chosen["all stated and entered last"] = _last(stated)
     found = []
     for name, own in chosen.items():
         if not own:
@@ -174,8 +175,16 @@ def errors_by_regime(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _of(groups: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return [row for row in rows if row["group"] in groups]
+def _group(row: Mapping[str, Any]) -> Group:
+    return published().groups[row["group"]]
+
+
+def _blind(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [row for row in rows if _group(row).is_blind]
+
+
+def _last(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [row for row in rows if _group(row).entered == "last"]
 
 
 REGIMES = (
@@ -190,14 +199,14 @@ REGIMES = (
 
 def _make(job: Job) -> Data:
     if job.smoke:
-        return record_of(predict_all(MEASUREMENTS[:6], draws=0))
+        return record_of(predict_all(published().measurements[:6], draws=0))
     return record_of(predict_all())
 
 
 def _findings(data: Data) -> Sequence[Finding]:
     return [
         Finding(
-            claim=f"{GROUPS[row['group']][0]}: {row['label']}, {row['quantity']}",
+            claim=f"{_group(row).title}: {row['label']}, {row['quantity']}",
             source=row["source"],
             unit="s",
             published=row["measured_seconds"],
@@ -222,9 +231,9 @@ def _about(data: Data) -> str:
 
 def _tables(data: Data) -> Sequence[Table]:
     groups = [
-        Table(title=title, columns=COLUMNS, rows=chosen)
-        for group, (title, _) in GROUPS.items()
-        if (chosen := [row for row in data["rows"] if row["group"] == group])
+        Table(title=group.title, columns=COLUMNS, rows=chosen)
+        for name, group in published().groups.items()
+        if (chosen := [row for row in data["rows"] if row["group"] == name])
     ]
     regimes = Table(
         title="Absolute errors by regime", columns=REGIMES, rows=errors_by_regime(data["rows"])
@@ -258,7 +267,7 @@ def _draw(data: Data) -> Figure:
     for number, regime in enumerate(dict.fromkeys(row["regime"] for row in data["rows"])):
         own = [row for row in data["rows"] if row["regime"] == regime]
         for is_open, fill in ((True, "none"), (False, f"C{number}")):
-            some = [row for row in own if (row["group"] in UNSTATED) == is_open]
+            some = [row for row in own if bool(_group(row).open) == is_open]
             axes.plot([row["measured_seconds"] for row in some],
                       [row["predicted_seconds"] for row in some],
                       "o", markersize=5, alpha=0.8, color=f"C{number}", markerfacecolor=fill,

@@ -8,28 +8,9 @@ from statistics import median
 
 import pytest
 
-from evidence.literature.measurements import (
-    BLIND_GROUPS,
-    GROUPS,
-    LAST_GROUPS,
-    MEASUREMENTS,
-    PAPER,
-    UNFITTED,
-)
-from evidence.literature.memory.cases import MEMORY_CASES
-from evidence.literature.times.communication import COMMUNICATION
-from evidence.literature.times.data_parallel import DATA_PARALLEL
-from evidence.literature.times.fine_tuning import FINE_TUNING
-from evidence.literature.times.host_offload import HOST_OFFLOAD
-from evidence.literature.times.host_passes import HOST_PASS_GROUPS
-from evidence.literature.times.offload_runs import OFFLOAD_RUNS
-from evidence.literature.times.one_device import ONE_DEVICE
-from evidence.literature.times.one_host import ONE_HOST
-from evidence.literature.times.several_hosts import SEVERAL_HOSTS
-from evidence.literature.times.sharded_runs import SHARDED_GROUPS
-from evidence.literature.times.zero3_runs import ZERO3_RUNS
-from evidence.literature.unstated import LISTED_LATE, UNSTATED
 from evidence.pages.validation import DOCUMENT, document, documents, write
+from evidence.published.memory import memory_cases
+from evidence.published.runs import published
 from evidence.studies.published.memory import (
     counts_of,
     memory_table,
@@ -58,7 +39,7 @@ from experiments.paper.predictions import (
     regime_of,
     runs_deepspeed_step,
 )
-from experiments.paper.published import BREAKDOWN
+from experiments.paper.published import BREAKDOWN, RELEASED_RUNS
 from experiments.paper.setups import HostPass, Measurement, Phases, Setup
 from experiments.validation.study import STUDY as VALIDATION
 from sim.fitting.left_out import TABLE
@@ -68,11 +49,22 @@ from sim.memory.chance import SPREAD, chance_to_fit, fit_spread
 from sim.schedules.systems.deepspeed_zero_offload import step_rate
 from tests.test_layering import modules_after
 
+GROUPS, MEASUREMENTS = published().groups, published().measurements
 BY_LABEL = {item.label: item for item in MEASUREMENTS}
-LAST = (*HOST_OFFLOAD, *SEVERAL_HOSTS, *ONE_DEVICE, *ONE_HOST)
-"""Rows that were entered last."""
-BLIND = (*OFFLOAD_RUNS, *ZERO3_RUNS, *FINE_TUNING, *DATA_PARALLEL, *LAST)
+BLIND = [item for item in MEASUREMENTS if GROUPS[item.group].is_blind]
 """Rows that were entered before any of them was predicted."""
+
+
+def of_page(name):
+    """Return the rows of a page, whose file has this name."""
+    _, groups = published().topics[name]
+    return [item for item in MEASUREMENTS if item.group in groups]
+
+
+COMMUNICATION, HOST_PASSES, SHARDED = map(
+    of_page, ("communication", "host_passes", "sharded_runs")
+)
+SHARDED_GROUPS = {item.group for item in SHARDED}
 
 
 @pytest.fixture(scope="module")
@@ -91,14 +83,6 @@ def test_the_papers_phases_give_its_steps_and_its_idle_times_within_a_per_cent(r
     assert all(abs(row["error"]) < 0.01 for row in found)
 
 
-@pytest.mark.parametrize("item", MEASUREMENTS, ids=lambda item: item.label)
-def test_every_measurement_has_a_source_an_assumption_and_a_group(item):
-    assert item.seconds > 0
-    assert len(item.source) > 10
-    assert len(item.assumption) > 20
-    assert item.group in GROUPS
-
-
 def test_predictions_take_set_ups_and_no_set_up_holds_a_measurement():
     for function in (predict, hardware_of, regime_of, intervals, elasticities):
         taken = inspect.signature(function, eval_str=True).parameters
@@ -107,6 +91,12 @@ def test_predictions_take_set_ups_and_no_set_up_holds_a_measurement():
     names = {"seconds", "measured", "error"}
     for kind in (Phases, HostPass, Setup):
         assert not names & set(kind.__dataclass_fields__)
+
+
+def test_the_papers_figures_have_the_runs_that_they_share_from_the_same_source():
+    assert BY_LABEL["ZeRO-Offload, step"].setup == BREAKDOWN
+    runs = [(item.setup, item.seconds) for item in MEASUREMENTS]
+    assert all(run in runs for run in RELEASED_RUNS)
 
 
 def test_other_measured_values_change_no_prediction(rows):
@@ -134,7 +124,8 @@ def test_one_figure_from_the_papers_breakdown_is_behind_every_deepspeed_row():
         (0.71, "estimated", 0.15),
         (0.71, "estimated", 0.2),
     }
-    assert all(item.source != PAPER for item in ours)
+    (paper_source,) = {item.source for item in MEASUREMENTS if item.group == "phases"}
+    assert all(item.source != paper_source for item in ours)
     paper = find_machine("a100-epyc-7742", 4).host
     assert step_rate(paper) == pytest.approx(deepspeed_rate(), rel=1e-3)
     assert step_rate(paper) >= deepspeed_rate()  # so that it never bounds the paper's own rate
@@ -175,22 +166,23 @@ def test_a_set_up_whose_cores_are_not_bound_pays_the_hop_on_its_host_and_link():
 
 def test_regimes_hold_every_row_once_and_their_errors_are_the_rows_own(rows):
     found = {each["regime"]: each for each in errors_by_regime(rows)}
-    blind = sum(row["group"] in BLIND_GROUPS for row in rows)
-    assert found["of these, entered blind"]["rows"] == blind > 0
-    stated = [row for row in rows if row["group"] not in (*UNSTATED, "phases")]
-    assert found["all stated"]["rows"] == len(stated)
-    both = sum(row["group"] in BLIND_GROUPS for row in stated)
-    assert found["all stated and entered blind"]["rows"] == both > 0
-    last = [sum(row["group"] in LAST_GROUPS for row in some) for some in (rows, stated)]
-    assert found["of these, entered last"]["rows"] == last[0] > last[1] > 0
-    assert found["all stated and entered last"]["rows"] == last[1]
-    late = sum(row["group"] in LISTED_LATE for row in rows)
-    assert found["the same with groups listed late"]["rows"] == both + late > both
-    assert set(LISTED_LATE) <= UNSTATED.keys() & set(BLIND_GROUPS)
+    counted = [GROUPS[row["group"]] for row in rows if row["group"] != "phases"]
+    stated = [group for group in counted if not group.open]
+    parts = {
+        "of these, entered blind": sum(group.is_blind for group in counted),
+        "of these, entered last": sum(group.entered == "last" for group in counted),
+        "all stated": len(stated),
+        "all stated and entered blind": sum(group.is_blind for group in stated),
+        "the same with groups listed late": sum(
+            group.is_blind and (not group.open or group.listed_late) for group in counted
+        ),
+        "all stated and entered last": sum(group.entered == "last" for group in stated),
+    }
+    assert {name: found[name]["rows"] for name in parts} == parts
+    assert all(parts.values())
     # Phases count once, all others once more, and once for each part that they are in.
-    parts = blind + len(stated) + 2 * both + late + sum(last)
-    assert sum(each["rows"] for each in found.values()) == 2 * len(rows) - 4 + parts
-    assert UNSTATED.keys() < GROUPS.keys()
+    total = sum(each["rows"] for each in found.values())
+    assert total == len(rows) + len(counted) + sum(parts.values())
     alone = [abs(row["error"]) for row in rows if row["regime"] == "device alone"]
     assert found["device alone"]["median"] == pytest.approx(median(alone))
     assert len(alone) > 2
@@ -231,13 +223,11 @@ def test_an_interval_holds_the_prediction_and_is_the_same_again():
 
 
 def test_kernels_alone_are_predicted_without_the_sizes_that_gave_their_share(rows):
-    own = [item for item in MEASUREMENTS if item.group in HOST_PASS_GROUPS]
-    seconds = [item.seconds for item in own]
-    assert len(own) > 10
+    seconds = [item.seconds for item in HOST_PASSES]
+    assert len(seconds) > 10
     assert not {2.57, 0.608, 0.769, 31.7812e-3} & set(seconds)  # behind `host.adam_share`
-    assert set(HOST_PASS_GROUPS) <= set(UNFITTED)
-    assert not any(runs_deepspeed_step(item.setup) for item in own)
-    for item in own:
+    assert not any(runs_deepspeed_step(item.setup) for item in HOST_PASSES)
+    for item in HOST_PASSES:
         moved = elasticities(item.setup, "host")
         for name in ("host.adam_share", "host.dram"):
             assert moved[name] == pytest.approx(-1.0, abs=0.01)
@@ -264,17 +254,6 @@ def test_a_group_that_is_far_off_is_held_by_no_other_groups_term(rows):
     ]
     assert held[0] > 10
     assert held[1] == 0
-
-
-def test_rows_that_were_entered_blind_are_all_counted_and_none_is_fitted():
-    assert len(BLIND) > 80
-    assert {item.group for item in BLIND} == set(BLIND_GROUPS)
-    assert set(UNFITTED) >= set(BLIND_GROUPS)
-    assert set(item.label for item in MEASUREMENTS if item.group in BLIND_GROUPS) == {
-        item.label for item in BLIND
-    }
-    assert len([item for item in MEASUREMENTS if item.group in BLIND_GROUPS]) == len(BLIND)
-    assert {item.group for item in LAST} == set(LAST_GROUPS)
 
 
 def test_no_source_has_more_than_an_eighth_of_the_rows_that_were_entered_blind():
@@ -318,7 +297,7 @@ def test_an_alternative_is_another_set_up_and_moves_the_prediction(item):
 
 
 def test_published_runs_on_several_hosts_are_predicted_on_as_many():
-    setups = [item.setup for item in MEASUREMENTS if item.group in SHARDED_GROUPS]
+    setups = [item.setup for item in SHARDED]
     machines = [hardware_of(setup) for setup in setups]
     assert {machine.num_hosts for machine in machines} == {1, 2, 4, 8, 16}
     for setup, machine in zip(setups, machines, strict=True):
@@ -365,7 +344,7 @@ def test_the_spread_of_memory_is_what_the_published_cases_give(memory_rows):
 
 
 def test_a_predicted_peak_counts_what_the_published_one_counts():
-    case = next(case for case in MEMORY_CASES if case.scope == "device" and case.peak)
+    case = next(case for case in memory_cases() if case.scope == "device" and case.peak)
     scopes = ("allocated", "reserved", "device")
     found = predict_memory([replace(case, scope=scope) for scope in scopes])
     allocated, reserved, device = (row["predicted_bytes"] for row in found)
@@ -375,7 +354,7 @@ def test_a_predicted_peak_counts_what_the_published_one_counts():
 
 @pytest.mark.parametrize("ran", [True, False])
 def test_other_published_outcomes_change_no_predicted_need(ran, memory_rows):
-    again = predict_memory([replace(case, fits=ran, peak=None) for case in MEMORY_CASES])
+    again = predict_memory([replace(case, fits=ran, peak=None) for case in memory_cases()])
     needs = [[row["need_bytes"] for row in rows] for rows in (again, memory_rows)]
     assert needs[0] == needs[1]
     assert sum(n for (has, _), n in counts_of(again).items() if has is ran) == len(again)
@@ -400,7 +379,7 @@ def test_the_tables_have_every_row_and_the_page_the_count_within_the_aim(rows):
     _, *groups, memory = STUDY.tables(data)
     labels = [texts[0] for table in groups for texts in table.texts]
     assert sorted(labels) == sorted(item.label for item in MEASUREMENTS)
-    assert [texts[0] for texts in memory.texts] == [case.label for case in MEMORY_CASES]
+    assert [texts[0] for texts in memory.texts] == [case.label for case in memory_cases()]
     met = sum(abs(row["error"]) <= AIM for row in rows)
     assert f"{met} of {len(rows)} within 15%" in STUDY.about(data)
     assert sum(f.verdict is Verdict.HOLDS for f in STUDY.findings(data)) == met
@@ -420,7 +399,8 @@ def test_the_committed_record_is_what_this_version_predicts(rows):
 
 def test_predicting_does_not_load_torch():
     assert "torch" not in modules_after(
-        "from evidence.studies.published.study import *\npredict_all(MEASUREMENTS[:6], draws=0)"
+        "from evidence.studies.published.study import *\n"
+        "predict_all(published().measurements[:6], draws=0)"
     )
 
 
@@ -437,8 +417,8 @@ def test_the_documents_are_what_the_committed_records_make():
 def test_every_published_row_is_on_one_page():
     (record,) = needed("published").rows
     text = "".join(documents(DOCUMENT).values())
-    for title, _ in GROUPS.values():
-        assert text.count(f"\n## {title}\n") == 1, title
+    for group in GROUPS.values():
+        assert text.count(f"\n## {group.title}\n") == 1, group.title
     assert all(f"| {row['label']} |" in text for row in record["rows"])
 
 

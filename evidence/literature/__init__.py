@@ -1,1 +1,0 @@
-"""What others published, with its sources."""

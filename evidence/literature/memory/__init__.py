@@ -1,1 +1,0 @@
-"""Published peaks, fits and failures of device memory."""

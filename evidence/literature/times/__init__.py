@@ -1,1 +1,0 @@
-"""Published times of steps and host passes, by what they are of."""
