@@ -47,6 +47,18 @@ PREPOSITIONS = frozenset(
     ]
 )
 """Words by which the rest of a sentence begins: the reader of a hover sees no first half."""
+PLAIN_PACKAGES = (
+    "zenflow",
+)  # fmt: skip
+"""Packages whose docstrings have a noun where a noun can stand."""
+PRONOUN = re.compile(
+    r"(?:It|Its|They|Their|Theirs|Them|That|These|Those|The same|(?:(?:Return|Yield) )?[Ww]hat)\b"
+    r"|This(?=[,:;.]| (?:is|was|are|has|had|does|can|may|must|will|would|one|also|only)\b)"
+)
+"""Opening that refers to words which the reader of a hover does not see."""
+UNIT = re.compile(r"[Ss]econds|[Bb]ytes|FLOP|[Ss]teps|[Tt]okens|[Ee]lements")
+FEWEST_WORDS = 4
+"""Number of words from which on a field's docstring says more than the field's name."""
 
 
 def fields(tree):
@@ -61,13 +73,68 @@ def fields(tree):
                 yield text.lineno, str(text.value.value)
 
 
+def docstrings(tree):
+    """Yield each docstring of a module, class, function or field: its line and the text."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                yield node.body[0].lineno, text
+    yield from fields(tree)
+
+
+def trees_of(package):
+    """Yield the name and the syntax tree of each module of a package."""
+    for path in MODULES:
+        if path.relative_to(ROOT).parts[0] == package:
+            yield path.relative_to(ROOT), ast.parse(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("package", PLAIN_PACKAGES)
+def test_a_docstring_begins_with_no_pronoun(package):
+    found = [
+        f"{name}:{line}: {text.splitlines()[0]}"
+        for name, tree in trees_of(package)
+        for line, text in docstrings(tree)
+        if PRONOUN.match(text)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("package", PLAIN_PACKAGES)
+def test_a_fields_docstring_says_more_than_its_name(package):
+    found = [
+        f"{name}:{line}: {text}"
+        for name, tree in trees_of(package)
+        for line, text in fields(tree)
+        if len(text.split()) < FEWEST_WORDS and not UNIT.search(text)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("text", "refers"),
+    [
+        ("It ends.", True),
+        ("The same for rows.", True),
+        ("Return what is left.", True),
+        ("This is an end.", True),
+        ("This rank's rows.", False),
+        ("Items that wait.", False),
+        ("Return whatever rows there are.", False),
+        ("Thatched roof.", False),
+    ],
+)
+def test_a_pronoun_is_told_from_a_noun(text, refers):
+    assert bool(PRONOUN.match(text)) == refers
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_fields_docstring_is_a_phrase_that_stands_alone(package):
     found = [
-        f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
-        for path in MODULES
-        if path.relative_to(ROOT).parts[0] == package
-        for line, text in fields(ast.parse(path.read_text(encoding="utf-8")))
+        f"{name}:{line}: {text.splitlines()[0]}"
+        for name, tree in trees_of(package)
+        for line, text in fields(tree)
         if text.split()[0].rstrip(",:") in PREPOSITIONS
     ]
     assert found == []
@@ -76,11 +143,9 @@ def test_a_fields_docstring_is_a_phrase_that_stands_alone(package):
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_module_says_what_the_import_contracts_prove(package):
     found = [
-        str(path.relative_to(ROOT))
-        for path in MODULES
-        if path.relative_to(ROOT).parts[0] == package
-        and (text := ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))))
-        and text.rstrip().endswith("No torch.")
+        str(name)
+        for name, tree in trees_of(package)
+        if (ast.get_docstring(tree) or "").rstrip().endswith("No torch.")
     ]
     assert found == []
 

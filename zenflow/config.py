@@ -1,4 +1,4 @@
-"""ZenFlowConfig: every setting of the update rule, checked together when it is made.
+"""ZenFlowConfig: all settings of the update rule, checked together.
 
 Names follow DeepSpeed's where DeepSpeed has them. The simulator takes the very object that the
 engine takes.
@@ -34,18 +34,18 @@ UpdateRule = Literal["exact", "published"]
 class ZenFlowConfig:
     """The settings of the update rule; the defaults are the preset ``zenflow``.
 
-    Two rules share the device's part, which is ZenFlow's (arXiv 2505.12242); ``update_rule`` says
-    what becomes of the other columns.
+    Both update rules leave important columns to the device, as in ZenFlow (arXiv 2505.12242).
+    ``update_rule`` says how the host updates the others.
 
-    Every field is concrete: a window length that follows the training is a controller's work
-    (``zenflow.controller``), and ``update_interval`` is then where it starts.
+    No field has a value "auto". A controller (``zenflow.controller``) may change the window length
+    while a run goes on; ``update_interval`` is then its first value.
 
     Raises:
         ConfigError: One or more rules are broken; the message lists them all.
     """
 
     topk_ratio: float = 0.1
-    """Share k of each block's columns that the device owns and updates every step, in [0, 1]."""
+    """Fraction k of each block's columns that the device owns and updates each step, in [0, 1]."""
 
     select_strategy: SelectStrategy = "step"
     """Unit of ``select_interval``: optimizer steps or epochs of ``steps_per_epoch`` steps."""
@@ -64,14 +64,14 @@ class ZenFlowConfig:
     """
 
     overlap_step: bool = True
-    """Whether a host update runs behind the following steps, not inside its own."""
+    """Whether a host update overlaps the following steps; if not, the step waits for it."""
 
     update_rule: UpdateRule = "exact"
-    """Rule of the columns that the host owns.
+    """Update rule of the columns that the host owns.
 
     - ``exact``: the host takes an AdamW step for every gradient. Blocks end their windows in turn,
-      1/S of the work a step, and an update lands one step later. Until a gradient's update has
-      landed, the device moves the weights by the gradient's expected share itself.
+      1/S of them in each step, and an update lands one step later. Until a gradient's update has
+      landed, the device moves the weights by the gradient's expected share of AdamW's motion.
     - ``published``: the host takes one AdamW step for the mean of a window's gradients. All
       blocks end their windows together, and an update lands S steps later.
     """
@@ -79,30 +79,31 @@ class ZenFlowConfig:
     queue_depth: int | None = None
     """Largest number q of a column's gradients that wait on the host for one pass over its state.
 
-    It changes no result, only the host's memory and traffic. None is what suits the host's memory,
-    at most S. The published rule sums gradients and has no queue.
+    Changes the host's memory and traffic, and no result. None takes the largest depth up to 4 and
+    S that the host's memory allows. The published rule sums gradients and has no queue.
     """
 
     full_warm_up_rounds: int = 0
-    """Number of first steps W in which every column is updated at once and nothing is deferred."""
+    """Number of first steps W in which every update lands inside its own step: plain AdamW."""
 
     importance_decay: float = 0.9
-    """Decay of the moving average of squared column norms, in [0, 1); 0 sees one step only."""
+    """Decay of scores, moving averages of squared column norms, in [0, 1); 0 keeps one step."""
 
     hysteresis: float = 0.1
-    """Share by which a column's score must exceed an important one's to take its place."""
+    """Fraction by which a column's score must exceed an important one's to take its place."""
 
     min_split_elements: int = 1 << 16
-    """Least number of elements of a parameter whose columns are shared out.
+    """Least number of elements of a parameter that is split between device and host.
 
-    Smaller ones and all 1-D ones stay on the device whole: their state is small, and sharing it
-    out would cost more time than their update.
+    Smaller parameters and all 1-D ones stay on the device whole: their state is small, and
+    splitting would cost more time than their update.
     """
 
     block_elements: int | None = None
-    """Largest number of elements in a block; None is a fair share, 1/(8 S) of all split elements.
+    """Largest number of elements in a block; None takes 1/(8 S) of all split elements.
 
-    With None no block has fewer than 64 columns unless its parameter has.
+    Blocks have whole columns, so rounding may exceed it. With None a block has at least 64 columns
+    and 2^15 elements, unless its parameter has fewer.
     """
 
     def __post_init__(self) -> None:
@@ -116,7 +117,7 @@ class ZenFlowConfig:
 
     @property
     def select_interval_steps(self) -> int:
-        """Optimizer steps between two selections; 0 means that there is only the first."""
+        """Number of optimizer steps between two selections; 0 for a single selection."""
         if self.select_strategy == "step":
             return self.select_interval
         return self.select_interval * (self.steps_per_epoch or 0)
@@ -177,7 +178,7 @@ class ZenFlowConfig:
         return cls(**mapping)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field by name: JSON-ready, and ``from_dict`` gives the same back."""
+        """Return every field by name, JSON-ready: the inverse of ``from_dict``."""
         return asdict(self)
 
 

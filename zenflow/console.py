@@ -1,4 +1,4 @@
-"""Start of the installed command ``zenflow``, whatever the directory that it is typed in holds.
+"""Entry point of the installed command ``zenflow``, from any working directory.
 
 The command's code is in the packages ``experiments``, ``autotune`` and ``sim`` beside this one. A
 project may have folders of those names too, and with ``PYTHONPATH=.`` they would be found first.

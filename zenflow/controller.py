@@ -1,4 +1,4 @@
-"""Who decides the knobs while a run goes on: the seam for tuners.
+"""Controllers: objects that choose the knobs while a run goes on, such as tuners.
 
 The engine asks its controller once after every step. Beside data, seed and configuration, its
 decisions are all that the weights depend on, so they are logged, and a logged run can be replayed.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ObservedTimeline(Protocol):
-    """What a controller may look at beside reports."""
+    """Timeline that a controller may look at beside reports."""
 
     @property
     def timeline(self) -> Timeline:
@@ -42,36 +42,36 @@ class AbstractController(ABC):
     """
 
     measures_windows: bool = False
-    """Whether reports have ``windows``: norms of the gradients that wait on the host."""
+    """Whether reports have ``windows``: norms of the gradients in open windows."""
 
     looks_at_windows: bool = True
-    """Whether the next step's report has them, of windows that began while this was so.
+    """Whether the next step is measured for ``windows``; read before every step.
 
-    A controller need not look at all times. What is not looked at costs nothing.
+    Windows count that began while the value was true. With False nothing is measured, at no cost.
     """
 
     curve_interval: int = 0
     """Steps between two reports with an ``energy_curve``; 0 for none."""
 
     least_topk_ratio: float | None = None
-    """Smallest k that it may choose: the host's memory is laid out for it. None is the first k."""
+    """Smallest k that the controller may choose; host memory is laid out for it. None: first k."""
 
     largest_interval: int | None = None
-    """Largest S that it may choose: blocks are cut fine enough for it. None is the first S."""
+    """Largest S that the controller may choose: blocks are cut for it. None: the first S."""
 
     follows_clock: bool = False
     """Whether decisions depend on seconds: ranks of one training would then decide differently."""
 
     timeline_steps: int = 0
-    """Number of last steps whose spans the optimizer must keep for it; 0 for none."""
+    """Number of last steps whose spans the optimizer must keep for the controller; 0 for none."""
 
     @property
     def search_seconds(self) -> float:
-        """CPU seconds that its search has taken so far."""
+        """CPU seconds that the controller's search has taken so far."""
         return 0.0
 
     def attach(self, observed: ObservedTimeline) -> None:
-        """Be told once, before the first step, where the optimizer's timeline can be read."""
+        """Take the optimizer's timeline; called once, before the first step."""
         del observed
 
     @abstractmethod
@@ -82,7 +82,7 @@ class AbstractController(ABC):
             step: Number of the step.
             report: The newest finished report: of this step on a CPU, of the step before on a
                 GPU, so that nothing waits. None before there is one.
-            knobs: Those in force. To return them changes nothing.
+            knobs: Knobs in force. To return them changes nothing.
 
         Returns:
             Any knobs that fit the optimizer's configuration. A change of ``update_interval`` gives
@@ -91,10 +91,10 @@ class AbstractController(ABC):
         """
 
     def close(self) -> None:  # noqa: B027 - most have nothing to end
-        """End what it runs beside the training, such as a process that searches."""
+        """End the controller's own threads and processes, such as one that searches."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what ``load_state_dict`` needs to decide as if never interrupted; JSON-ready."""
+        """Return the controller's state, JSON-ready: with it a resumed run decides alike."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -136,7 +136,7 @@ class AbstractIntervalController(AbstractController):
 
 
 class FixedInterval(AbstractIntervalController):
-    """Always the same S."""
+    """Keeps one window length S for the whole run."""
 
     def __init__(self, update_interval: int) -> None:
         """Keep the window length.
@@ -152,7 +152,7 @@ class FixedInterval(AbstractIntervalController):
 
 
 class LoggedDecisions(AbstractController):
-    """Replays the decisions of another run, so that its weights come out again bit for bit.
+    """Replays the logged decisions of another run, whose weights are then repeated bit for bit.
 
     Holds no state: a decision follows from the log and the step alone, so it resumes anywhere.
 

@@ -1,8 +1,7 @@
-"""The errors zenflow raises; each message states the rule, the value and the remedy.
+"""Errors that zenflow raises; each message states the rule, the value and the remedy.
 
-Mistakes in a call that Python itself would call so (a wrong type, an unknown name) are
-``TypeError`` and ``ValueError``. The classes here are for what a program may want to tell
-apart.
+Mistakes in a call (a wrong type, an unknown name) are ``TypeError`` and ``ValueError``, as in
+Python itself. The classes here are for errors that a program may want to tell apart.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class GradientError(ZenFlowError):
     """
 
     is_late: bool = False
-    """Whether it was noticed a step late, so that weights may hold the gradient."""
+    """Whether the error was noticed a step late, so that weights may hold the gradient."""
 
 
 class NormError(GradientError):
@@ -72,11 +71,11 @@ class CheckpointError(ZenFlowError):
 def naming_file(
     path: str | PathLike[str], draft: str | PathLike[str] | None = None
 ) -> Iterator[None]:
-    """Let an error of the disk say which file it is about: a write or a flush knows of none.
+    """Add the file's name to errors of the disk inside: a failed write or flush names none.
 
     Args:
         path: The file.
-        draft: What takes its place, and is known to nobody; None where it is written itself.
+        draft: Temporary file that is written in its place; None where the file itself is.
     """
     hidden = None if draft is None else fspath(draft)
     try:

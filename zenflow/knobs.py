@@ -15,10 +15,10 @@ from zenflow.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knobs:
-    """What a controller decides; units and rules are those of ``ZenFlowConfig``."""
+    """Settings that a controller decides; units and checks are those of ``ZenFlowConfig``."""
 
     topk_ratio: float
-    """Share k of each block's columns that the device owns, in [0, 1]."""
+    """Fraction k of each block's columns that the device owns, in [0, 1]."""
     update_interval: int
     """Number of steps in a window, S, from one upload of deferred weights to the next."""
     select_interval: int

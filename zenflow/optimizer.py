@@ -1,6 +1,6 @@
 """ZenFlowAdamW: the engine as a torch optimizer.
 
-The surface only. `zenflow.step.engine` begins with the way of a gradient through the modules.
+This module is the surface. `zenflow.step.engine` begins with the life of a gradient.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages, Foll
     accumulation_steps: int
     """Number of backward passes per step."""
     memory: MemoryPlan
-    """Bytes on host and device, known before the first step; anew when k changes."""
+    """Bytes on host and device, known before the first step; planned anew when k changes."""
 
     @torch.inference_mode(False)
     def __init__(
@@ -107,7 +107,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages, Foll
         foreach: bool | None = None,
         fused: bool | None = None,
     ) -> None:
-        """Share out the parameters and allocate the host's and the device's state.
+        """Place the parameters, and allocate the host's and the device's state.
 
         Args:
             params: Parameters, named parameters, or groups of either, as in torch.
@@ -202,8 +202,8 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages, Foll
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, to unfreeze them in mid-run, say.
 
-        What is added to an optimizer that is made already stays on the device with all its state:
-        host memory is laid out once. A checkpoint is loaded after the same groups were added.
+        Parameters added to a finished optimizer stay on the device with all their state: host
+        memory is laid out once. Add the same groups before loading a checkpoint.
 
         Raises:
             GradientError: Called between backward and step() in release mode.
@@ -230,7 +230,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages, Foll
     # ---- gradients --------------------------------------------------------------------------
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop all gradients; those released since the last step are dropped with them."""
+        """Drop all gradients, with those released since the last step."""
         if self._engine is not None:
             self._forget_gradients()
         super().zero_grad(set_to_none)
@@ -242,12 +242,12 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages, Foll
         self._source.forget()
 
     def restart_accumulation(self) -> None:
-        """Count this step's backward passes anew; gradients of those so far come on top.
+        """Count this step's backward passes anew, and keep the gradients of those so far.
 
-        For data that end in mid-step and begin again, without a `step` for what is left.
+        For data that end in mid-step and begin again, without a `step` for the rest.
 
         Raises:
-            GradientError: All of `accumulation_steps` have been, and gradients have left.
+            GradientError: All `accumulation_steps` passes are over, and gradients have left.
         """
         self._check_no_gradients("restart_accumulation()")
         self._source.restart_count()
@@ -256,9 +256,9 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages, Foll
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Let `step()` clip this step's gradients to a global norm; return the norm before.
 
-        The factor is applied in float32 to what `step()` finds, so that low-precision gradients
-        are clipped without being rounded; `.grad` itself stays as it is. For this step it
-        replaces `max_grad_norm`. Of several calls the smallest norm counts.
+        `step()` applies the factor in float32, so that low-precision gradients are clipped without
+        being rounded; `.grad` itself stays as it is. In this step `max_norm` replaces
+        `max_grad_norm`. Of several calls the smallest norm counts.
 
         Args:
             max_norm: Largest L2 norm of the gradients without a loss scale: `step()` undoes the
@@ -362,7 +362,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages, Foll
         return self.max_grad_norm if of_step is None else of_step
 
     def _inverse_scale(self) -> float | None:
-        """Return 1 / loss scale, as a GradScaler left it; None if it found an overflow."""
+        """Return 1 / loss scale, from the GradScaler; None if the scaler found an overflow."""
         found_inf = getattr(self, "found_inf", None)
         if found_inf is not None and float(found_inf) > 0:
             return None
@@ -370,7 +370,7 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages, Foll
         return 1.0 if scale is None else 1.0 / float(scale)
 
     def change_link(self, link: PacedLink) -> None:
-        """Give the emulated link other bandwidths, from its next copy on: a neighbour's traffic.
+        """Give the emulated link other bandwidths from its next copy on, as a busy neighbour does.
 
         Raises:
             ValueError: The optimizer was made without an emulated link.
@@ -394,16 +394,15 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages, Foll
         )
 
     def close(self) -> None:
-        """End the optimizer's threads; it can't be used afterwards.
+        """End the optimizer's threads; no other call may follow.
 
-        In a fork of its process, where it can't be used at all, this only leaves the parameters
-        to another one.
+        In a forked process, where the optimizer can't be used at all, the call only frees the
+        parameters for another optimizer.
 
         Raises:
             GradientError: The gradient norm of the last step is not finite and no call has said so
-                yet. Threads have ended and memory is freed by then. The model outlives the
-                optimizer, and whoever saves it must hear of this; after a failure that was told,
-                nothing is said twice.
+                yet. Threads have ended and memory is freed by then. The error comes here because
+                the model outlives the optimizer and may be saved.
         """
         try:
             if self._finalizer.alive and self._failure is None and self._is_here:
@@ -413,6 +412,6 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages, Foll
 
 
 def _end(engine: Engine, source: GradientSource) -> None:
-    """End an optimizer's life, closed or collected: hooks would keep its memory alive."""
+    """End a closed or collected optimizer: hooks would keep its memory alive."""
     source.remove_hooks()
     engine.close()

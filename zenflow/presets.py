@@ -18,7 +18,7 @@ PRESET_CHANGES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "on_device": {"topk_ratio": 1.0},
         # Every column on the host, updated inside each step: ZeRO-Offload.
         "zero_offload": {"topk_ratio": 0.0, "update_interval": 1, "overlap_step": False},
-        # The same, landing one step late behind the next step's compute: delayed update.
+        # As `zero_offload`, but landing one step late, behind the next step's compute.
         "delayed": {"update_rule": "published", "topk_ratio": 0.0, "update_interval": 1},
         # The paper's: aligned windows that land a whole window late.
         "zenflow_paper": {"update_rule": "published"},

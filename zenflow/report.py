@@ -1,4 +1,4 @@
-"""What one optimizer step did (StepReport), and where its memory is (MemoryPlan).
+"""Records for users: the report of one step (StepReport), and the memory in use (MemoryPlan).
 
 Both are plain frozen records: the engine makes them, controllers, tuners and logs read them.
 """
@@ -17,7 +17,7 @@ STALL_CAUSES: tuple[str, ...] = ("d2h", "host", "h2d", "select")
 
 @dataclass(frozen=True, slots=True)
 class WindowNorms:
-    """Deferred against important gradients, over all blocks whose open windows are of one age.
+    """Norms of deferred and important gradients, over all blocks with open windows of one age.
 
     Windows that end with the step count with the gradients they end with.
     """
@@ -34,7 +34,7 @@ class WindowNorms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What one optimizer step did, in seconds and bytes."""
+    """Facts of one optimizer step: times in seconds, sizes in bytes."""
 
     step: int
     """Number of the step, from 1; skipped steps (an overflowed loss scale) aren't counted."""
@@ -58,7 +58,7 @@ class StepReport:
     """Largest age in steps of a gradient whose update landed in this step; 0 if none landed."""
 
     captured_energy: float
-    """Share of the split parameters' squared gradient norm in important columns, in [0, 1].
+    """Fraction of the split parameters' squared gradient norm in important columns, in [0, 1].
 
     1 where that norm is 0, as where no parameter is split: no gradient is deferred then.
     """
@@ -76,10 +76,9 @@ class StepReport:
     """Number of steps from a host update's start to its landing, in force during this step."""
 
     topk_ratio: float
-    """Share of each block's columns owned by the device in this step.
+    """Fraction k of each block's columns that the device owned in this step.
 
-    When it changes, columns move at the end of the first step of the new knobs: that one still
-    has the former value.
+    Columns move at the end of the first step of a new k, so that step still has the old value.
     """
 
     select_interval: int
@@ -89,17 +88,17 @@ class StepReport:
     """Learning rate of each parameter group in this step."""
 
     windows: tuple[WindowNorms, ...] = ()
-    """Norms by age, ascending; only where the controller asks for them."""
+    """Norms of open windows' gradients by age, ascending; only where the controller asks."""
 
     energy_curve: Mapping[float, float] | None = None
-    """Share of the columns' scores that the top ratio of each block's columns holds, by ratio.
+    """Fraction of the columns' scores that the best columns of each block hold, by their ratio.
 
-    Only at the steps for which the controller asks for it.
+    Measured only in the steps for which the controller asks.
     """
 
     @property
     def stall_fraction(self) -> float:
-        """Share of the step's time in which the device waited, in [0, 1]; 0 for a 0 s step."""
+        """Fraction of the step's time in which the device waited, in [0, 1]; 0 for a 0 s step."""
         return self.stall_seconds / self.seconds if self.seconds > 0 else 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -128,7 +127,7 @@ class StepReport:
 class MemoryPlan:
     """The memory that the optimizer takes beside the model and its gradients, in bytes.
 
-    Where ranks share parameters or the host's work it is this rank's.
+    Where ranks share parameters or the host's work, the plan is of this rank.
     """
 
     num_params: int
@@ -161,7 +160,7 @@ class MemoryPlan:
     of them, float32 gradients of whole tensors, and the update's temporaries."""
 
     host_threads: int = field(default=0, compare=False)
-    """Number of threads that work on the host's bytes; 0 where nothing runs by the plan."""
+    """Number of threads that work on the host's rows; 0 in a plan without an optimizer."""
 
     host_cores: tuple[int, ...] = field(default=(), compare=False)
     """Processors that these threads may run on; none where the system does not say."""

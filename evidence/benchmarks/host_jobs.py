@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zenflow.host.jobs import AdamStep, HostJob, ReplayJob, SumJob, Upload
+from zenflow.host.jobs import AdamStep, CatchUpJob, HostJob, SumJob, Upload
 from zenflow.host.pool import HostPool
 
 COLUMNS = 4096
@@ -68,9 +68,9 @@ class State:
         self.active = torch.ones(self.rows, dtype=torch.uint8)
         self.step = torch.full((self.rows,), 100)
 
-    def replay(self, grads: Sequence[Tensor]) -> ReplayJob:
+    def replay(self, grads: Sequence[Tensor]) -> CatchUpJob:
         """Return our pass over all rows, which takes gradients in and uploads weights."""
-        return ReplayJob(
+        return CatchUpJob(
             master=self.master.data,
             exp_avg=self.exp_avg,
             exp_avg_sq=self.exp_avg_sq,

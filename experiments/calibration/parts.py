@@ -18,7 +18,7 @@ from sim.fitting.fit import Fit, Sample, fit_constants
 from zenflow.columns.device_rows import Bank, Resident, update_residents
 from zenflow.device.base import AbstractDevice, Arrival
 from zenflow.host import kernel
-from zenflow.host.jobs import AdamStep, ReplayJob
+from zenflow.host.jobs import AdamStep, CatchUpJob
 from zenflow.host.memory import zeroed
 from zenflow.host.pool import HostPool
 from zenflow.rule.adamw import Hyper
@@ -116,13 +116,13 @@ def _cached_steps() -> float:
     return _CACHED_PARAMS * _CACHED_GRADIENTS / seconds
 
 
-def _replay_of_zeros(num_params: int, num_gradients: int) -> ReplayJob:
+def _replay_of_zeros(num_params: int, num_gradients: int) -> CatchUpJob:
     """Return the engine's pass over state of zeros, in memory as the engine's."""
     shape = (num_params // _COLUMNS, _COLUMNS)
     master, exp_avg, exp_avg_sq, *grads = (
         zeroed(num_params, torch.float32).view(shape) for _ in range(3 + num_gradients)
     )
-    return ReplayJob(
+    return CatchUpJob(
         master=master,
         exp_avg=exp_avg,
         exp_avg_sq=exp_avg_sq,
@@ -133,7 +133,7 @@ def _replay_of_zeros(num_params: int, num_gradients: int) -> ReplayJob:
 
 
 @contextmanager
-def _host_pass(replay: ReplayJob, threads: int) -> Iterator[Callable[[], Any]]:
+def _host_pass(replay: CatchUpJob, threads: int) -> Iterator[Callable[[], Any]]:
     """Yield a call of the pass over all rows, on the engine's pool of so many threads.
 
     Without the C kernel there is no pool, and Python threads share the rows.

@@ -59,7 +59,7 @@ def in_background(function, original):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("owner", "name"), [*host_work("replay"), (CopyLane, "_perform")])
+@pytest.mark.parametrize(("owner", "name"), [*host_work("catch_up"), (CopyLane, "_perform")])
 def test_a_failing_worker_reaches_the_next_step_with_its_cause(monkeypatch, owner, name, mode):
     model, optimizer = make(mode)
     with closing(optimizer):
@@ -295,7 +295,7 @@ def last_matrix(state):
 )
 def test_a_wait_past_its_deadline_says_what_it_waited_for(monkeypatch, slow, waited_for, mode):
     resume = threading.Event()
-    [(owner, name)] = host_work("replay")
+    [(owner, name)] = host_work("catch_up")
     original = getattr(owner, name)
 
     def stuck(*args, **kwargs):

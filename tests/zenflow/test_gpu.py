@@ -368,7 +368,7 @@ def test_a_failing_worker_reaches_a_step(monkeypatch):
 
     model = TinyStack(num_layers=3).to("cuda")
     optimizer = ZenFlowAdamW(model.parameters(), config=ZenFlowConfig(**TINY), wait_timeout=20)
-    for owner, name in host_work("sum", "replay"):
+    for owner, name in host_work("sum", "catch_up"):
         monkeypatch.setattr(owner, name, fail)
 
     def train():

@@ -1,1 +1,1 @@
-"""Who owns which column, and where its numbers lie."""
+"""Columns: their owners, and the memory of their state."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 MOST_KNOWN = 1 << 12
-"""Number of matrices from which on all that are known are forgotten."""
+"""Largest number of remembered matrices; with one more, all are forgotten."""
 
 
 class ByteMemory:

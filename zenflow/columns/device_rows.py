@@ -30,16 +30,16 @@ class Bank:
     num_columns: int = 0
     """Number of columns, K, the rows of this matrix."""
     master: Tensor = field(default_factory=lambda: torch.empty(0))
-    """True weights."""
+    """True weights of the columns, (K, O), float32."""
     exp_avg: Tensor = field(default_factory=lambda: torch.empty(0))
-    """First moments."""
+    """AdamW's first moments of the columns, (K, O), float32."""
     exp_avg_sq: Tensor = field(default_factory=lambda: torch.empty(0))
-    """Second moments."""
+    """AdamW's second moments of the columns, (K, O), float32."""
     step: Tensor = field(default_factory=lambda: torch.empty(0))
     """Number of Adam steps that each row has taken, (K,), int64."""
 
     def allocate(self, device: torch.device) -> None:
-        """Make room for all columns counted so far."""
+        """Allocate memory for all columns counted so far."""
         size = (self.num_columns, self.num_rows)
         self.master, self.exp_avg, self.exp_avg_sq = (
             torch.zeros(size, dtype=torch.float32, device=device) for _ in range(3)
@@ -52,7 +52,7 @@ class Bank:
         self.master = self.exp_avg = self.exp_avg_sq = self.step = torch.empty(0)
 
     def update(self, first: int, last: int, grad: Tensor, hyper: Hyper) -> None:
-        """Step rows first..last-1 with float32 gradients, which are overwritten."""
+        """Apply AdamW to rows first..last-1 with float32 gradients, which are overwritten."""
         part = slice(first, last)
         update_rows(
             self.master[part],
@@ -69,21 +69,21 @@ class NamedParam:
     """A parameter with the group it is in and a name for messages."""
 
     param: Tensor
-    """The model's parameter."""
+    """Parameter of the model, changed in place."""
     name: str
     """Name of the parameter in messages."""
     group: int
-    """Index of its parameter group."""
+    """Index of the parameter group."""
     is_sharded: bool = field(init=False)
-    """Whether ranks have some of its rows each."""
+    """Whether the parameter's rows are spread over ranks."""
 
     def __post_init__(self) -> None:
-        """Look once whether it is sharded."""
+        """Find out once whether the parameter is sharded: every step needs to know."""
         self.is_sharded = is_sharded(self.param)
 
     @property
     def data(self) -> Tensor:
-        """This rank's rows of the parameter, without autograd: all of it if it is not sharded."""
+        """Local rows of the parameter, without autograd; all rows if it is not sharded."""
         return local_of(self.param) if self.is_sharded else self.param.data
 
 
@@ -94,8 +94,8 @@ class Resident(NamedParam):
     master: Tensor
     """True weights, float32: the parameter itself, or a copy."""
     has_master: bool
-    """Whether they are a copy: the parameter has another dtype, or gaps in memory. Torch's fused
-    AdamW would write into the gaps."""
+    """Whether `master` is a copy: the parameter has another dtype, or gaps in memory, into which
+    torch's fused AdamW would write."""
     exp_avg: Tensor
     """First moments, of the parameter's shape, float32."""
     exp_avg_sq: Tensor
@@ -129,7 +129,7 @@ class Resident(NamedParam):
 
 @torch.no_grad()
 def update_residents(residents: list[Resident], grads: list[Tensor], hyper: Hyper) -> None:
-    """Step residents of one group with float32 gradients: torch's own fused AdamW."""
+    """Take an AdamW step on residents of one group, by torch's own fused AdamW."""
     for resident in residents:
         if not resident.has_master:
             resident.master = resident.data  # a user may have replaced `.data` since

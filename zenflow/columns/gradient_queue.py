@@ -28,11 +28,11 @@ class Room:
     """Bytes first..last-1 of the pool."""
 
     first: int
-    """First byte."""
+    """First byte, counted from the pool's beginning."""
     last: int
-    """Byte after the last."""
+    """Byte after the last one, counted from the pool's beginning."""
     busy: list[Completion] = field(default_factory=list)
-    """Ends of what still reads or writes the bytes."""
+    """Ends of copies and tasks that still read or write the bytes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,28 +42,28 @@ class StagedGradient:
     values: Tensor
     """Gradient, (D, O) in the parameter's dtype."""
     room: Room | None
-    """Room of the pool that it is in; None in the block's own staging buffer."""
+    """Room of the pool that holds the gradient; None in the block's own staging buffer."""
     after: Sequence[Completion] = ()
-    """Work that must end before anything is written there."""
+    """Work that must end before the gradient may be written to `values`."""
     copied: list[Completion] = field(default_factory=list)
-    """Copies that bring it."""
+    """Copies that bring the gradient from the device."""
     step: int = 0
-    """Number of its step."""
+    """Number of the step that the gradient is of."""
     hyper: Hyper | None = None
-    """AdamW's settings of its step; None until the step is known to be good."""
+    """AdamW's settings in the gradient's step; None until the step is known to be good."""
     factor: HostValues | None = None
-    """Values of its step, the factor on the gradient first; None until the step is known to be
-    good."""
+    """Measured values of the gradient's step, the factor on gradients first; None until the step
+    is known to be good."""
 
     def adam_step(self) -> AdamStep:
-        """Return the step to take; blocks until its factor is on the host."""
+        """Return the AdamW step with this gradient; blocks until the factor is on the host."""
         assert self.hyper is not None
         assert self.factor is not None
         return adam_step(self.hyper, self.factor.get()[0], self.values)
 
 
 def adam_step(hyper: Hyper, scale: float = 1.0, grad: Tensor | None = None) -> AdamStep:
-    """Return the host's step with a parameter group's settings."""
+    """Return an AdamW step of the host with a parameter group's settings."""
     return AdamStep(
         lr=hyper.lr,
         beta1=hyper.beta1,
@@ -78,23 +78,23 @@ def adam_step(hyper: Hyper, scale: float = 1.0, grad: Tensor | None = None) -> A
 class RoomPool:
     """Pinned memory in rooms of any size, the first that fits first.
 
-    What is free follows from the calls alone, not from when the work on it ends: whoever takes a
-    room gets to know which work to wait for.
+    A room is free from the call that gives it back, even while work on it goes on: whoever takes a
+    room gets to know which work to wait for. So the same rooms are taken whatever the timing.
     """
 
     def __init__(self, device: AbstractDevice, num_bytes: int) -> None:
-        """Allocate the memory; there may be none."""
+        """Allocate the pool's bytes, of which there may be none."""
         self.memory = ByteMemory(device.pinned_slab(num_bytes, torch.uint8))
         self.clear()
 
     def clear(self) -> None:
-        """Take all rooms back; nothing may use them any more."""
+        """Take all rooms back; no work may use one of them."""
         self._free = [Room(0, self.memory.num_bytes)] if self.memory.num_bytes else []
 
     def take(self, shape: tuple[int, int], like: Tensor) -> tuple[Tensor, Room] | None:
-        """Return a matrix of this shape, of a tensor's dtype, and its room; None where none fits.
+        """Return a matrix of this shape and of `like`'s dtype, and its room; None if none is free.
 
-        What is written to it must come after `Room.busy`.
+        A write into the room must come after `Room.busy`.
         """
         count = shape[0] * shape[1]
         size = aligned(count * like.itemsize)
@@ -111,7 +111,7 @@ class RoomPool:
         return None
 
     def give(self, room: Room, busy: Sequence[Completion]) -> None:
-        """Take a room back, which others may use once this work has ended."""
+        """Take a room back. Others may write to it once the work in `busy` has ended."""
         room.busy = list(busy)
         place = bisect(self._free, room.first, key=attrgetter("first"))
         self._free.insert(place, room)

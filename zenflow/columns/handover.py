@@ -1,12 +1,12 @@
 """Columns change owner, and take master, moments and step count along.
 
-In a handover the columns of one block do, as many in each direction. In a resizing every block
-gets another number of important columns, k, in mid-run, so that rows move too. Memory stays what
-it was: host rows move within their parameter's room, one field at a time, and device banks are
-made anew one after another.
+In a *handover* columns of one block change owner, as many in each direction. In a *resizing* k
+changes in mid-run: every block gets another number of important columns, so that rows move too.
+No memory is added: host rows move within their parameter's slab, one field at a time, and device
+banks are made anew one after another.
 
-In both, a column that leaves the host has first got all its gradients. One that comes to the host
-has had them on the device.
+Before a column leaves the host, all its gradients have been applied there. A column that comes to
+the host has had all its gradients on the device.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from zenflow.rule.blocks import important_count
 from zenflow.rule.importance import select_columns
 
 MOST_BYTES = 1 << 26
-"""Bytes of state that change owner together, of several blocks; of one block they may be more."""
+"""Largest number of bytes of state that several blocks move together; one block may move more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +36,16 @@ class Swap:
     """Columns of one block that change owner, as many in each direction."""
 
     block: Block
-    """The block."""
+    """Block whose columns change owner."""
     rows: Tensor
     """Host rows that leave, (n,), int64, on the host."""
     ranks: Tensor
-    """Ranks, among the block's important columns, of those that come for them, (n,), int64, on the
-    host."""
+    """Positions, among the block's important columns, of the columns that come in exchange, (n,),
+    int64, on the host."""
     to_device: Tensor
     """Columns that leave the host, (n,), int64, on the host."""
     to_host: Tensor
-    """Columns that come to it, (n,), int64, on the host."""
+    """Columns that come to the host, (n,), int64, on the host."""
 
     @property
     def num_bytes(self) -> int:
@@ -60,7 +60,7 @@ def hand_over(
     hysteresis: float,
     shares: HostShares,
 ) -> dict[int, Tensor]:
-    """Choose the blocks' important columns anew and move the differences.
+    """Choose the blocks' important columns by their scores, and move those that change owner.
 
     The caller has waited for the blocks' host tasks, for the last step's gradient and for the last
     landing. Every read of the device's memory waits for it, so that all blocks are read together.
@@ -87,7 +87,7 @@ def hand_over(
 
 
 def _choose(blocks: Sequence[Block], hysteresis: float) -> Iterator[Swap]:
-    """Yield what changes owner by the columns' scores."""
+    """Yield the swaps that the columns' scores ask for."""
     scores = _fetch([block.columns.scores for block in blocks])
     deferred = _fetch([block.deferred_columns for block in blocks])
     important = _fetch([block.important_columns for block in blocks])
@@ -106,7 +106,7 @@ def _choose(blocks: Sequence[Block], hysteresis: float) -> Iterator[Swap]:
 
 
 def _groups(swaps: Iterable[Swap]) -> Iterator[list[Swap]]:
-    """Yield swaps that move together, within the memory that may be taken for them."""
+    """Yield groups of swaps that move together, each within `MOST_BYTES`."""
     group: list[Swap] = []
     for swap in swaps:
         if group and sum(s.num_bytes for s in group) + swap.num_bytes > MOST_BYTES:
@@ -119,16 +119,16 @@ def _groups(swaps: Iterable[Swap]) -> Iterator[list[Swap]]:
 
 @dataclass(frozen=True, slots=True)
 class _There:
-    """A swap's indices on the device, (n,), int64 each."""
+    """Indices of a `Swap`, copied to the device: (n,), int64 each."""
 
     rows: Tensor
-    """Host rows that leave."""
+    """Indices of the host rows that leave."""
     ranks: Tensor
-    """Ranks of the important columns that come for them."""
+    """Positions of the important columns that come in exchange."""
     to_device: Tensor
-    """Columns that leave the host."""
+    """Indices of the columns that leave the host."""
     to_host: Tensor
-    """Columns that come to it."""
+    """Indices of the columns that come to the host."""
 
 
 def _move(swaps: Sequence[Swap], leaving: Sequence[HostRows], shares: HostShares) -> None:
@@ -157,7 +157,7 @@ def _move(swaps: Sequence[Swap], leaving: Sequence[HostRows], shares: HostShares
 
 
 def _rename(block: Block, there: _There, place: Tensor) -> None:
-    """Let a block's rows be those of the columns that have moved, and show the new weights.
+    """Update a block's column indices after a swap, and write the new weights on the device.
 
     Args:
         block: The block.
@@ -190,30 +190,30 @@ def _apart(values: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Where rows go: row `source[i]` of a side becomes row `target[i]` of another or the same."""
+    """A move of rows: row `source[i]` of one side becomes row `target[i]` of the same or other."""
 
     target: Tensor
-    """Row that each one becomes, (n,), int64, on the host."""
+    """Index that each row gets, (n,), int64, on the host."""
     source: Tensor
-    """Row that each one was, (n,), int64, on the host."""
+    """Index that each row had, (n,), int64, on the host."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowMoves:
-    """Where every row of one parameter comes from; columns ascend on both sides."""
+    """Origin of every row of one parameter in a resizing; columns ascend on both sides."""
 
     deferred: Tensor
-    """Column of each host row to be, (D',)."""
+    """Column of each new host row, (D',)."""
     important: Tensor
-    """Column of each bank row to be, (K',)."""
+    """Column of each new bank row, (K',)."""
     stay: Rows
-    """Host rows from host rows."""
+    """Moves of host rows to host rows."""
     enter: Rows
-    """Host rows from bank rows."""
+    """Moves of bank rows to host rows."""
     keep: Rows
-    """Bank rows from bank rows."""
+    """Moves of bank rows to bank rows."""
     leave: Rows
-    """Bank rows from host rows."""
+    """Moves of host rows to bank rows."""
 
     @classmethod
     def of(cls, split: SplitParam, chosen: Tensor) -> RowMoves:
@@ -233,7 +233,7 @@ class RowMoves:
 
 
 def _ranks(columns: Tensor, num_columns: int) -> Tensor:
-    """Return each column's place in the list, -1 where it is not in it."""
+    """Return each column's position in the list, -1 for a column that is not in the list."""
     ranks = torch.full((num_columns,), -1, device="cpu")
     ranks[columns] = torch.arange(len(columns), device="cpu")
     return ranks
@@ -246,12 +246,12 @@ def _present(sources: Tensor) -> Rows:
 
 @torch.no_grad()
 def resize(layout: Layout, topk_ratio: float, hysteresis: float) -> None:
-    """Let each block choose its important columns anew, with the number for another ratio.
+    """Let each block choose the number of important columns that another k asks for.
 
-    Nothing may be in flight or wait, on the host or on the device: tensors are replaced.
+    No update may be in flight and no gradient may wait: tensors are replaced.
 
     Args:
-        layout: Changed in place.
+        layout: Places of all parameters, changed in place.
         topk_ratio: New ratio in (0, 1), at least the layout's `least_topk_ratio`.
         hysteresis: Share by which a newcomer must exceed the column it replaces.
     """
@@ -286,7 +286,7 @@ def resize(layout: Layout, topk_ratio: float, hysteresis: float) -> None:
 def _resize_param(
     split: SplitParam, bank: Bank, first: int, hysteresis: float, shares: HostShares
 ) -> None:
-    """Choose one parameter's columns, move its rows and cut its blocks anew."""
+    """Choose one parameter's columns, move its rows, and give its blocks their new views."""
     chosen = torch.cat(
         [
             select_columns(
@@ -303,7 +303,7 @@ def _resize_param(
     _move_rows(split, bank, first, moves, shares)
     device = bank.master.device
     split.bank, split.bank_first = bank, first
-    split.host = split.room.rows(slice(len(moves.deferred)))
+    split.host = split.slab_rows.rows(slice(len(moves.deferred)))
     split.deferred_columns = moves.deferred.to(device)
     split.important_columns = moves.important.to(device)
     split.share_out()
@@ -316,18 +316,18 @@ def _resize_param(
 def _move_rows(
     split: SplitParam, bank: Bank, first: int, moves: RowMoves, shares: HostShares
 ) -> None:
-    """Bring every row to its place, one field after another."""
+    """Move every row to its new owner and index, one field of the state after another."""
     last = first + len(moves.important)
     device = bank.master.device
     for name in ROW_STATE:
-        room, former = getattr(split.room, name), getattr(split.bank, name)
+        host_rows, former = getattr(split.slab_rows, name), getattr(split.bank, name)
         former = former[split.bank_first : split.bank_last]
         rows = getattr(bank, name)[first:last]
         rows[moves.keep.target.to(device)] = former[moves.keep.source.to(device)]
-        leaving, entering = room[moves.leave.source].to(device), former
+        leaving, entering = host_rows[moves.leave.source].to(device), former
         if name != "step":  # of which every rank has all
             (leaving,) = shares.gather([leaving], [split.num_rows])
             entering = split.part.of(former, 1)
         rows[moves.leave.target.to(device)] = leaving
-        room[moves.stay.target] = room[moves.stay.source]
-        room[moves.enter.target] = entering[moves.enter.source.to(device)].cpu()
+        host_rows[moves.stay.target] = host_rows[moves.stay.source]
+        host_rows[moves.enter.target] = entering[moves.enter.source.to(device)].cpu()

@@ -1,4 +1,4 @@
-"""Host memory of the deferred columns: slabs allocated once, and each block's views of them.
+"""Host memory of the deferred columns: slabs, allocated once, and each block's views.
 
 A split parameter's host side is laid out column by column, (D, O) for D deferred columns: a column
 is one contiguous row, moving a column is a row copy, and Adam's step count is per row.
@@ -17,7 +17,7 @@ from zenflow.device.base import AbstractDevice
 from zenflow.host import memory as host_memory
 
 ROW_STATE = ("step", "master", "exp_avg", "exp_avg_sq")
-"""Names of the tensors that go along when a column changes owner, on both sides."""
+"""Names of the tensors that move with a column when it changes owner, on host and device."""
 
 ALIGNMENT = 64
 """Number of bytes at whose multiples a block's memory begins: a cache line."""
@@ -31,15 +31,15 @@ class HostRows:
     """
 
     master: Tensor
-    """True weights."""
+    """True weights of the columns, (D, O), float32."""
     exp_avg: Tensor
-    """First moments."""
+    """AdamW's first moments of the columns, (D, O), float32."""
     exp_avg_sq: Tensor
-    """Second moments."""
+    """AdamW's second moments of the columns, (D, O), float32."""
     step: Tensor
     """Number of Adam steps that each row has taken, (D,), int64."""
     staging: Tensor
-    """Gradients of one step, in the parameter's dtype; pinned on a GPU."""
+    """Gradients of one step, (D, O) in the parameter's dtype; pinned where the device is a GPU."""
 
     def rows(self, part: slice | Tensor) -> HostRows:
         """Return the views of a slice of the rows, or copies of the rows of some indices."""
@@ -53,7 +53,7 @@ class HostRows:
 
 
 class HostSlabs:
-    """The large allocations, one of each kind for the whole model, handed out in pieces."""
+    """Large allocations, one for each field of `HostRows`, handed out parameter by parameter."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class HostSlabs:
         return self._staging.num_bytes
 
     def take(self, num_columns: int, num_rows: int, dtype: torch.dtype) -> HostRows:
-        """Return the next parameter's room, shape (num_columns, num_rows)."""
+        """Return the next parameter's piece of every slab, shape (num_columns, num_rows)."""
         count = num_columns * num_rows
         views = [
             slab[self._element : self._element + count].view(num_columns, num_rows)

@@ -1,9 +1,9 @@
 """Host shares: under data parallelism each rank's host works on some rows of every matrix.
 
-All ranks have the same gradients and the same weights. So each rank's device does what a device
-does, for whole matrices, and the hosts share the deferred columns out by rows, as a `Shard` along
-the first dimension does. A rank sends its own rows to its host, and brings them up again. Then an
-all-gather between the devices completes the columns, in the lane that uploads them.
+All ranks have the same gradients and the same weights. So each rank's device works on whole
+matrices, as without ranks. The hosts divide the deferred columns by rows, as a `Shard` along the
+first dimension does. A rank sends its own rows to its host, and uploads these rows. An all-gather
+between the devices then completes the columns, in the lane that uploads them.
 
 All ranks take the same steps in the same order, so that their all-gathers meet.
 """
@@ -32,37 +32,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class HostPart:
-    """The rows of a parameter that this rank's host works on, of those that its device has."""
+    """Rows of a parameter that this rank's host works on, out of its device's rows."""
 
     first: int
-    """First row."""
+    """First row of the part."""
     last: int
-    """Row after the last."""
+    """Row after the part's last one."""
     most: int
     """Largest number of rows that a host of the group has of this parameter."""
     is_whole: bool
-    """Whether these are all rows of the device."""
+    """Whether the part is all rows of the device."""
     spread: RowSpread | None
-    """How rows are spread over the ranks' hosts; None where each host has all rows."""
+    """Spread of the rows over the ranks' hosts; None where each host has all rows."""
 
     @property
     def num_rows(self) -> int:
-        """Number of rows."""
+        """Number of rows in the part."""
         return self.last - self.first
 
     def of(self, tensor: Tensor, dim: int = 0) -> Tensor:
-        """Return the host's part of a tensor that goes by the device's rows in a dimension."""
+        """Return the host's part of a tensor, one of whose dimensions is the device's rows."""
         return tensor if self.is_whole else tensor.narrow(dim, self.first, self.num_rows)
 
 
 @dataclass(slots=True, eq=False)
 class HostShares:
-    """The ranks whose hosts share the work on the same parameters."""
+    """Ranks whose hosts divide the work on all parameters by rows."""
 
     group: ProcessGroup | None = None
-    """These ranks, in a group that nothing else uses; None where hosts don't share."""
+    """Group of the ranks, used by nothing else; None where each host does all its rank's work."""
     mesh: DeviceMesh | None = None
-    """The same ranks as states name them."""
+    """Mesh of the ranks, by which saved states name them."""
 
     @classmethod
     def of(
@@ -71,11 +71,11 @@ class HostShares:
         process_group: ProcessGroup | None,
         wait_timeout: float,
     ) -> HostShares:
-        """Return the shares of the ranks of a group; every one of them has to ask.
+        """Return the division of work for a group of ranks; a collective call of all of them.
 
         Args:
             params: The parameters, which all ranks have whole.
-            process_group: The ranks; None for hosts that don't share.
+            process_group: The ranks; None where each host does all of its rank's work.
             wait_timeout: Seconds after which waiting for another rank is an error.
 
         Raises:
@@ -121,19 +121,19 @@ class HostShares:
         )
 
     def _most(self, num_rows: int) -> int:
-        """Return the number of rows of every rank but the last ones."""
+        """Return the largest number of rows that a rank has: only the last ranks have fewer."""
         assert self.group is not None
         return -(-num_rows // self.group.size())
 
     def _rows(self, num_rows: int, rank: int) -> tuple[int, int]:
-        """Return a rank's first row and the row after its last, as `Shard` has them."""
+        """Return a rank's first row and the row after its last, cut as torch's `Shard` cuts."""
         most = self._most(num_rows)
         return min(num_rows, rank * most), min(num_rows, (rank + 1) * most)
 
     def gather(self, parts: Sequence[Tensor], num_rows: Sequence[int]) -> Sequence[Tensor]:
-        """Return whole columns of which every rank brings its rows, by one all-gather.
+        """Complete columns by one all-gather: every rank brings its rows and gets all.
 
-        It runs in order with the calling thread's work on the device.
+        The all-gather runs in order with the calling thread's work on the device.
 
         Args:
             parts: This rank's rows of some columns, (D, this rank's rows) each, on the device.
@@ -166,10 +166,10 @@ class HostShares:
         return whole
 
     def largest(self, values: Tensor) -> Tensor:
-        """Return the largest of each value over the ranks, in place.
+        """Write the largest of each value over the ranks, in place, and return the tensor.
 
-        It runs in order with the device's work. No upload may be under way, as ranks' calls meet
-        in their order.
+        The reduction runs in order with the device's work. No upload may be under way: collective
+        calls meet in their order.
         """
         distributed = torch.distributed
         with waiting_for_ranks():
@@ -178,11 +178,11 @@ class HostShares:
 
     @contextmanager
     def all_or_none(self) -> Iterator[None]:
-        """Let every rank have an error where one has: none goes on, to wait for one that doesn't.
+        """Raise on every rank if one has an error: any that went on would wait for it in vain.
 
         Raises:
             ZenFlowError: This rank can't take a state up.
-            CheckpointError: Another rank can't.
+            CheckpointError: Another rank can't take its state up.
         """
         error: ZenFlowError | None = None
         try:
@@ -202,11 +202,11 @@ class HostShares:
 
 
 def all_gather(found: Tensor, own: Tensor, group: ProcessGroup | None = None) -> None:
-    """Let all ranks have what each has; torch has renamed it in 2.13.
+    """Gather one tensor of each rank on all ranks. Torch 2.13 has another name for the call.
 
     Args:
         found: Where all ranks' elements come to be, one rank's after another's, on the device.
-        own: This rank's.
+        own: Elements of this rank.
         group: The ranks; None is all of them.
     """
     distributed = torch.distributed
@@ -215,5 +215,5 @@ def all_gather(found: Tensor, own: Tensor, group: ProcessGroup | None = None) ->
 
 
 def _matrix(room: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return the matrix at the beginning of some bytes."""
+    """Return the first bytes as a matrix of this shape and dtype."""
     return room[: shape[0] * shape[1] * dtype.itemsize].view(dtype).view(*shape)

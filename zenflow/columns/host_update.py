@@ -10,14 +10,14 @@ import torch
 
 from zenflow.columns.host_rows import HostRows
 from zenflow.host import kernel
-from zenflow.host.jobs import AdamStep, HostJob, ReplayJob, Upload
+from zenflow.host.jobs import AdamStep, CatchUpJob, HostJob, Upload
 from zenflow.host.pool import HostPool
 
 PART_ELEMENTS = 1 << 20
 """Number of elements of a part for one thread, where there is no pool."""
 POOL_ELEMENTS = 1 << 23
-"""Number of elements of a part that a pool's threads share. Nothing more urgent starts before it
-has ended."""
+"""Number of elements of a part that a pool's threads share. A more urgent task has to wait until
+the part has ended."""
 
 Part = Callable[[], None]
 
@@ -27,17 +27,17 @@ class RowWork:
     """Work on the rows of one block, which may be cut anywhere."""
 
     shape: tuple[int, int]
-    """(D, O) of the block."""
+    """Shape (D, O) of the block's host rows."""
     make: Callable[[], HostJob]
     """Function that returns the job on all rows; called when the work begins, since a clip factor
     may still be on its way to the host before."""
 
 
-def replay(
+def catch_up(
     host: HostRows, active: torch.Tensor, steps: Sequence[AdamStep], upload: Upload | None
-) -> ReplayJob:
-    """Return the job in which rows take steps and are uploaded."""
-    return ReplayJob(
+) -> CatchUpJob:
+    """Return the catch-up pass in which rows take all steps that wait, and may be uploaded."""
+    return CatchUpJob(
         *(host.master, host.exp_avg, host.exp_avg_sq, host.step, active, steps, upload)
     )
 

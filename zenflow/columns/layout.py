@@ -20,7 +20,7 @@ from zenflow.rule.blocks import BlockShape
 
 @dataclass(slots=True, eq=False)
 class ColumnVectors:
-    """What is known of every column, in vectors over all split parameters, on the device."""
+    """Vectors over the columns of all split parameters, on the device."""
 
     energies: Tensor
     """Squared L2 norm of each column of this step's gradient, float32; 0 without a gradient."""
@@ -29,8 +29,8 @@ class ColumnVectors:
     is_important: Tensor
     """Whether the device owns the column, bool."""
     mean_squares: Tensor
-    """AdamW's second moment of each column's clipped gradients, in the mean over its elements,
-    float32; not bias-corrected."""
+    """AdamW's second moment, averaged over each column's elements, float32; of clipped gradients,
+    without bias correction."""
     fresh_factors: Tensor
     """Factor on each column of this step's gradient in the fresh step, float32."""
 
@@ -45,13 +45,13 @@ class ColumnVectors:
 
 @dataclass(slots=True, eq=False)
 class RowVectors:
-    """What fresh steps need of every row, in vectors over all split parameters, on the device."""
+    """Vectors over the rows of all split parameters, on the device, for fresh steps."""
 
     energies: Tensor
     """Squared L2 norm of each row of this step's gradient, float32; 0 without a gradient."""
     mean_squares: Tensor
-    """AdamW's second moment of each row's clipped gradients, in the mean over its elements,
-    float32; not bias-corrected."""
+    """AdamW's second moment, averaged over each row's elements, float32; of clipped gradients,
+    without bias correction."""
     fresh_factors: Tensor
     """Factor on each row of this step's gradient in the fresh step, float32."""
 
@@ -63,7 +63,7 @@ class RowVectors:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """One block with its host rows and its place in its parameter and bank.
+    """A block: its columns, its host rows, and its window's state.
 
     `SplitParam.share_out` gives it its rows.
     """
@@ -71,11 +71,11 @@ class Block:
     index: int
     """Rank in backward order: the calendar's name for this block."""
     shape: BlockShape
-    """Size of the block, and its place in its parameter."""
+    """Size of the block, and its position in the parameter."""
     split: SplitParam
-    """Parameter that it is a part of."""
+    """Parameter that the block is a part of."""
     columns: ColumnVectors
-    """This block's part of the vectors that span all columns."""
+    """Vectors over the block's columns: views of the layout's."""
     host: HostRows = field(init=False)
     """Rows of the deferred columns, views of the parameter's."""
     deferred_columns: Tensor = field(init=False)
@@ -87,17 +87,17 @@ class Block:
     count: int = 0
     """Number of gradients in the open window, n."""
     queue: list[StagedGradient] = field(default_factory=list)
-    """Gradients that wait on the host, the oldest first; the exact rule's."""
+    """Gradients that wait on the host, the oldest first; empty under the published rule."""
     accumulator: int = 0
-    """Index of the sum that the open window uses; the published rule's."""
+    """Index of the sum that the open window uses; of use to the published rule only."""
     wants_selection: bool = False
-    """Whether columns are selected anew when the window ends."""
-    landing: Landing | None = None
-    """The update in flight, if there is one."""
+    """Whether a selection follows when the window ends."""
+    pending: PendingUpload | None = None
+    """Update in flight; None where there is none."""
     staging_free: Completion = field(default_factory=already_done)
-    """The last host task that reads the staged gradient: the next copy into it comes after."""
+    """Last host task that reads the staging buffer: the next copy into the buffer comes after."""
     last_update: Completion = field(default_factory=already_done)
-    """The last host update: updates of one block run one after another."""
+    """Last host update of the block: its updates run one after another."""
 
     @property
     def host_shape(self) -> tuple[int, int]:
@@ -115,14 +115,14 @@ class Block:
 
 
 @dataclass(slots=True, eq=False)
-class Landing:
-    """One block's update in flight, from its start on the host to its landing.
+class PendingUpload:
+    """A block's update in flight, from its start on the host to its landing.
 
-    The upload begins once nothing reads the weights any more in the step of the landing.
+    The upload begins in the step of the landing, after the step's last read of the weights.
     """
 
     block: Block
-    """The block whose weights are updated."""
+    """Block whose weights are updated."""
     values: Tensor
     """Weights to upload, (D, O) in the parameter's dtype: a view of `buffer`, or the staging."""
     buffer: UploadBuffer | None
@@ -132,64 +132,64 @@ class Landing:
     opened: int
     """Step after which the window began: its oldest gradient is of the step after."""
     copied: Sequence[Completion]
-    """Copies of the window's last gradient, where the landing's step has to wait for them."""
+    """Copies of the window's last gradient, for which the step of the landing has to wait."""
     computed: Completion
-    """The host's update."""
+    """End of the host's update, which writes `values`."""
     uploaded: Completion | None = None
-    """Copy to the device; None until it is queued."""
+    """End of the copy to the device; None until the copy is queued."""
 
     def begin(self) -> None:
-        """Let the block have this update in flight; its buffer is then in use."""
-        self.block.landing = self
+        """Put the update in flight: the block refers to it, and its buffer is in use."""
+        self.block.pending = self
         if self.buffer is not None:
             self.buffer.num_open += 1
 
     def end(self) -> None:
-        """Let the block have no update in flight; its place in the buffer is then free."""
-        self.block.landing = None
+        """Take the update out of flight: its piece of the buffer is then free."""
+        self.block.pending = None
         if self.buffer is not None:
             self.buffer.num_open -= 1
 
 
 @dataclass(slots=True, eq=False)
 class SplitParam(NamedParam):
-    """A parameter whose columns are shared out between device and host."""
+    """A parameter some of whose columns the device owns, and the host the others."""
 
     num_rows: int
-    """Number of rows on this rank, O: the length of a column here."""
+    """Number of rows on this rank, O: the length of a column on its device."""
     whole_rows: int
     """Number of rows on all ranks together."""
     part: HostPart
-    """Rows that this rank's host works on, of those on this rank."""
+    """Rows of this rank that its host works on."""
     num_columns: int
     """Number of columns, I."""
     bank: Bank
-    """Bank of its important columns."""
+    """Bank of the important columns."""
     bank_first: int
-    """Bank row of its first important column."""
-    room: HostRows
-    """All host rows that there is memory for."""
+    """Bank row of the parameter's first important column."""
+    slab_rows: HostRows
+    """All host rows that memory is allocated for: as many as the smallest k defers."""
     host: HostRows
-    """The first rows of `room`, which are in use."""
+    """Host rows in use: the first ones of `slab_rows`."""
     deferred_columns: Tensor
     """Column index of each host row, (D,), int64."""
     important_columns: Tensor
     """Column index of each bank row, (K,), int64."""
     columns: ColumnVectors
-    """This parameter's part of the vectors that span all columns."""
+    """Vectors over the parameter's columns: views of the layout's."""
     rows: RowVectors
-    """Its part of the vectors that span all rows."""
+    """Vectors over the parameter's rows: views of the layout's."""
     blocks: list[Block] = field(default_factory=list)
-    """Blocks of its columns, in ascending order."""
+    """Blocks of the columns, in ascending order."""
     bucket: int = 0
-    """Index of the bucket that it is copied in."""
+    """Index of the bucket that the parameter's gradient is copied in."""
     num_steps: int = 0
-    """Number of steps in which it had a gradient."""
+    """Number of steps in which the parameter had a gradient."""
     num_host_rows: int = field(init=False)
     """Number of rows of `part`: the length of a column on this rank's host."""
 
     def __post_init__(self) -> None:
-        """Count the host's rows once."""
+        """Count the host's rows once: the count is asked for in every step."""
         NamedParam.__post_init__(self)
         self.num_host_rows = self.part.num_rows
 
@@ -235,9 +235,9 @@ class Bucket:
     blocks: list[Block]
     """All blocks of these parameters, in order."""
     columns: ColumnVectors
-    """Their part of the vectors that span all columns."""
+    """Vectors over the columns of these parameters: views of the layout's."""
     rows: RowVectors
-    """Their part of the vectors that span all rows."""
+    """Vectors over the rows of these parameters: views of the layout's."""
 
 
 def by_bucket(blocks: Iterable[Block]) -> dict[int, list[Block]]:
@@ -250,7 +250,7 @@ def by_bucket(blocks: Iterable[Block]) -> dict[int, list[Block]]:
 
 @dataclass(slots=True, eq=False)
 class Layout:
-    """Every trainable parameter's place, and the vectors that span all columns."""
+    """Place of every trainable parameter, and the vectors over all columns and rows."""
 
     splits: list[SplitParam]
     """Parameters whose columns are shared out, in registration order."""
@@ -269,11 +269,11 @@ class Layout:
     columns: ColumnVectors
     """Vectors over the columns of all split parameters, one parameter after another."""
     rows: RowVectors
-    """Vectors over their rows, in the same order; empty where there are no fresh steps."""
+    """Vectors over the rows of all split parameters; empty where there are no fresh steps."""
     topk_ratio: float
-    """Ratio by which each block's number of important columns came about."""
+    """Ratio k that each block's number of important columns follows."""
     least_topk_ratio: float
-    """Smallest ratio for which there is host memory."""
+    """Smallest ratio k for which host memory is allocated."""
     shards: Shards
     """Ranks that the parameters' rows are spread over."""
     shares: HostShares
@@ -283,7 +283,7 @@ class Layout:
 
     @property
     def gather(self) -> Gather | None:
-        """What completes uploads on the device; None where this rank's host has all rows."""
+        """Function that completes uploaded columns; None where this rank's host has all rows."""
         return None if self.shares.group is None else self.shares.gather
 
     @property

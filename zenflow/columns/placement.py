@@ -27,7 +27,7 @@ from zenflow.rule.blocks import BlockShape, important_count, partition
 
 
 def why_resident(param: Tensor, config: ZenFlowConfig) -> str | None:
-    """Return why a parameter stays on the device whole; None where its columns are shared out.
+    """Return why a parameter stays on the device whole; None for one that is split.
 
     Kernels of more than two dimensions are viewed as matrices, which takes contiguous memory: one
     in channels-last order stays on the device. A sharded parameter goes by its whole size, so that
@@ -45,7 +45,7 @@ def why_resident(param: Tensor, config: ZenFlowConfig) -> str | None:
 
 
 def is_split(param: Tensor, config: ZenFlowConfig) -> bool:
-    """Whether a parameter's columns are shared out; all others are resident."""
+    """Whether a parameter is split between device and host; all others are resident."""
     return why_resident(param, config) is None
 
 
@@ -59,7 +59,7 @@ def build_layout(
     shards: Shards,
     shares: HostShares,
 ) -> Layout:
-    """Share out all parameters and allocate their state; masters start as the weights are.
+    """Place all parameters on device and host, and allocate their state; masters are the weights.
 
     Blocks are cut by the parameters' whole sizes: with any number of ranks they are the same.
 
@@ -123,7 +123,7 @@ def build_layout(
 def _vectors(
     to_split: Sequence[NamedParam], device: torch.device, *, has_rows: bool
 ) -> tuple[ColumnVectors, RowVectors]:
-    """Return what is known of each column and row of all matrices: nothing so far."""
+    """Return the vectors over all columns and rows, zeroed."""
     num_columns = sum(_matrix_shape(named.param)[1] for named in to_split)
     energies, scores, mean_squares, fresh_factors = (
         torch.zeros(num_columns, dtype=torch.float32, device=device) for _ in range(4)
@@ -139,7 +139,7 @@ def _vectors(
 def _deferred_columns(
     shapes: Sequence[BlockShape], num_matrices: int, topk_ratio: float
 ) -> list[int]:
-    """Return how many columns of each matrix are deferred at a ratio."""
+    """Return the number of deferred columns of each matrix at a ratio k."""
     counts = [0] * num_matrices
     for shape in shapes:
         counts[shape.matrix] += shape.num_columns - important_count(topk_ratio, shape.num_columns)
@@ -182,7 +182,7 @@ def _make_splits(
             num_columns=num_columns,
             bank=bank,
             bank_first=bank_first,
-            room=rooms[index],
+            slab_rows=rooms[index],
             host=rooms[index].rows(slice(num_deferred[index])),
             deferred_columns=torch.empty(num_deferred[index], dtype=torch.int64, device=device),
             important_columns=torch.empty(num_important[index], dtype=torch.int64, device=device),
@@ -246,7 +246,7 @@ def _make_blocks(shapes: Sequence[BlockShape], splits: Sequence[SplitParam]) -> 
 
 
 def share_evenly(block: Block) -> None:
-    """Let a block's important columns be evenly spaced."""
+    """Make evenly spaced columns of a block the important ones."""
     shape = block.shape
     is_important = torch.zeros(shape.num_columns, dtype=torch.bool, device="cpu")
     ranks = range(shape.num_important)
@@ -258,7 +258,7 @@ def share_evenly(block: Block) -> None:
 
 @torch.no_grad()
 def fill_masters(split: SplitParam) -> None:
-    """Let the masters be the weights as they are."""
+    """Copy the weights into all masters."""
     weight_IO = split.weight().t()
     split.bank.master[split.bank_first : split.bank_last] = weight_IO[
         split.important_columns

@@ -1,4 +1,4 @@
-"""Shards: parameters whose rows are spread over ranks, as FSDP2's `fully_shard` has them.
+"""Shards: parameters whose rows are spread over ranks by FSDP2's `fully_shard`.
 
 A rank has some rows of every matrix, and whole columns lie across the ranks. All that this
 optimizer does to a column is done row by row, but for two numbers: a column's squared norm, and
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RowSpread:
-    """How a parameter's rows are spread over ranks."""
+    """Spread of a parameter's rows over ranks, as torch's DTensor says it."""
 
     mesh: DeviceMesh
-    """The ranks."""
+    """Mesh of the ranks that have the rows."""
     placements: tuple[Placement, ...]
-    """What each dimension of the mesh has: some of the rows, or copies."""
+    """Placement along each dimension of the mesh: some of the rows, or copies."""
     num_rows: int
     """Number of rows on all ranks together."""
 
     @classmethod
     def of(cls, param: Tensor) -> RowSpread | None:
-        """Return a sharded parameter's; None for another."""
+        """Return the spread of a sharded parameter's rows; None for one that is not sharded."""
         if not is_sharded(param):
             return None
         return cls(param.device_mesh, tuple(param.placements), param.shape[0])
@@ -75,7 +75,7 @@ def spread(local: Tensor, rows: RowSpread | None, dim: int) -> Tensor:
 
 
 def part_of(whole: Tensor, rows: RowSpread | None, dim: int) -> Tensor:
-    """Return this rank's part of a tensor that goes by a parameter's rows in a dimension.
+    """Return this rank's part of a tensor, one of whose dimensions is a parameter's rows.
 
     Args:
         whole: A DTensor that is cut so already, or a plain tensor of all rows.
@@ -95,7 +95,7 @@ def part_of(whole: Tensor, rows: RowSpread | None, dim: int) -> Tensor:
 
 
 def is_of_another_rank(part: Tensor, rows: RowSpread | None) -> bool:
-    """Whether a tensor has another rank's rows, as one that was saved there by `torch.save`."""
+    """Whether a tensor has another rank's rows: that rank saved it with `torch.save`."""
     if rows is None or not is_sharded(part):
         return False
     there, here = part.device_mesh, rows.mesh
@@ -104,7 +104,7 @@ def is_of_another_rank(part: Tensor, rows: RowSpread | None) -> bool:
 
 @contextmanager
 def waiting_for_ranks() -> Iterator[None]:
-    """Say what ranks have to do where one has waited for another in vain.
+    """Turn a wait that ended in vain into an error that says what ranks have to do.
 
     Raises:
         DeadlineError: Another rank has not come, or has ended.
@@ -121,12 +121,12 @@ def waiting_for_ranks() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Adding:
-    """Numbers that are being added up over the ranks."""
+    """A sum over the ranks that is under way."""
 
     work: Work
-    """Sum that was begun."""
+    """Handle of torch's all-reduce."""
     timeout: timedelta | None
-    """Time after which a wait is an error; None where the ranks' group has a limit of its own."""
+    """Time after which a wait is an error; None leaves the limit to the ranks' group."""
 
     def wait(self) -> None:
         """Order the sums before the device's later work.
@@ -143,15 +143,15 @@ class Adding:
 
 @dataclass(slots=True, eq=False)
 class Shards:
-    """The ranks that have rows of the same parameters."""
+    """Ranks over which the rows of all parameters are spread."""
 
     group: ProcessGroup | None = None
-    """These ranks; None where every rank has all rows."""
+    """Group of the ranks; None where every rank has all rows."""
     num_bytes: int = 0
-    """Bytes of the numbers that were added up so far."""
+    """Bytes of the numbers that were summed so far."""
     wait_timeout: float | None = None
-    """Seconds after which waiting for another rank is an error, on a CPU; None leaves that to the
-    group, as it is on a GPU. There such a wait would hold up the thread that launches work."""
+    """Seconds after which a wait for another rank is an error, on a CPU. None leaves the limit to
+    the group, as on a GPU, where such a wait would hold up the thread that launches work."""
 
     @classmethod
     def of(cls, params: Sequence[NamedParam], wait_timeout: float | None = None) -> Shards:
@@ -195,7 +195,7 @@ class Shards:
         return values
 
     def begin_adding(self, values: Tensor) -> Adding | None:
-        """Begin to add a contiguous tensor up over the ranks, in place; all of them call it.
+        """Begin to sum a contiguous tensor over the ranks, in place; a collective call.
 
         Returns:
             Handle whose ``wait`` orders the sums before the device's later work; None where there
@@ -211,7 +211,7 @@ class Shards:
 
 
 def check_same(group: ProcessGroup | None, settings: Any) -> None:
-    """Check that all ranks of a group make the same optimizer.
+    """Check that all ranks of a group make the optimizer with equal settings.
 
     Args:
         group: The ranks; None for a rank that is alone.

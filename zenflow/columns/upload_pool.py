@@ -17,7 +17,7 @@ from zenflow.rule.calendar import WindowCalendar
 
 
 class UploadPool:
-    """Reuses upload buffers: as many as there are boundary steps with updates in flight."""
+    """Upload buffers, used again and again: one for each boundary step with updates in flight."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class UploadPool:
         calendar: WindowCalendar,
         wait_timeout: float,
     ) -> None:
-        """Allocate the buffers of the long run now, so that no step waits for memory to be pinned.
+        """Allocate all buffers that a long run needs now, so that no step waits for pinned memory.
 
         Args:
             device: Owner of the pinned memory.
@@ -52,13 +52,13 @@ class UploadPool:
 
     @property
     def num_buffers(self) -> int:
-        """Number of buffers in use at once in the long run: one for each step in flight."""
+        """Number of buffers that a long run uses at once: one for each step in flight."""
         lag = self._calendar.lag(self._config.full_warm_up_rounds + 1)
         return lag if self._config.rolling else 1
 
     @property
     def capacity(self) -> int:
-        """Bytes of the largest boundary step, by the windows laid out now; 0 without overlap."""
+        """Bytes of the largest step's uploads, by the windows laid out now; 0 without overlap."""
         if self._counted_version != self._calendar.version:
             self._counted_version = self._calendar.version
             self._capacity = self._count_capacity()
@@ -79,7 +79,7 @@ class UploadPool:
         self._buffers.clear()
 
     def _free(self, buffer: UploadBuffer) -> None:
-        """Give a buffer's memory back once nothing reads it."""
+        """Free a buffer's memory after its last reader."""
         wait_all(unique(buffer.uploads), self._wait_timeout)
         self._device.free_slab(buffer.memory.data)
 

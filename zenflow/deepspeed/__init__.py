@@ -1,4 +1,4 @@
-"""Reading of a DeepSpeed JSON: what this engine takes from it, what it can't, what it refuses.
+"""Reading of a DeepSpeed JSON into this engine's settings.
 
 DeepSpeed's ZenFlow is the paper's rule, so ``zero_optimization.zenflow`` becomes the preset
 ``zenflow_paper`` with the file's values (aligned windows, landing a window late, the learning

@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration keys, by what becomes of them here.
+"""DeepSpeed's configuration keys, by their outcome: kept, changed, unused, refused.
 
 What counts is whether leaving a key out changes the weights that come out of a run. Key names are
 those of DeepSpeed 0.19.
@@ -20,20 +20,20 @@ class KnownKeys:
     """The keys of one section of the file."""
 
     kept: Mapping[str, str] = field(default_factory=dict)
-    """Keys whose value is taken as it is, and what it is here."""
+    """Keys whose value is taken as it is, each with the setting that it becomes."""
 
     changed: Mapping[str, str] = field(default_factory=dict)
-    """Keys that are followed in another way, and how."""
+    """Keys that are followed in another way, each with that way."""
 
     unused: Mapping[str, str] = field(default_factory=dict)
-    """Keys that change no result, and why they have no meaning here."""
+    """Keys that change no result, each with the reason why it has no meaning here."""
 
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Keys that change results and can't be honoured, and what to do instead."""
+    """Keys that change results and can't be honoured, each with a remedy."""
 
     @property
     def names(self) -> list[str]:
-        """All keys."""
+        """All keys of the section, in alphabetical order."""
         return sorted({*self.kept, *self.changed, *self.unused, *self.refused})
 
 
@@ -42,7 +42,7 @@ def _all(reason: str, *names: str) -> dict[str, str]:
 
 
 COMMENT = "a comment"
-"""What a key is called that tells people something, and no program."""
+"""Label of a key that is there for people, and for no program."""
 _COMMENT_KEY = re.compile(
     r"(_|//|#|\$).*|(comment|note|todo|doc|description)s?[\W\d_]*", re.DOTALL
 )
@@ -259,7 +259,7 @@ SECTIONS: Mapping[str, KnownKeys] = MappingProxyType(
         "zero_optimization.zenflow.": _ZENFLOW,
     }
 )
-"""Keys of each section, by the section's name with a dot behind it; the top level has none."""
+"""Keys of each section, by the section's name and a dot; the top level's name is empty."""
 
 
 def known_names(prefix: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What becomes of each key of a DeepSpeed JSON, one by one."""
+"""Outcomes: for each key of a DeepSpeed JSON, whether and how it is followed."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _AUTO = {
     "zero_optimization.zenflow.select_interval": "once an epoch, as DeepSpeed documents it",
     "scheduler.params.warmup_min_lr": "0",
 }
-"""What "auto" becomes; elsewhere the value is the user's to give."""
+"""Value that "auto" becomes, by key; for all other keys the user gives the value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyOutcome:
-    """What becomes of one key."""
+    """Outcome of one key of a DeepSpeed JSON."""
 
     key: str
     """Name with its sections, as in "optimizer.params.lr"."""
@@ -36,22 +36,22 @@ class KeyOutcome:
     """Value in the file; None if the file lacks the key."""
 
     is_in_file: bool
-    """Whether the file has the key; of those that it lacks only some are told."""
+    """Whether the file has the key; only some of the keys that it lacks are listed."""
 
     kind: OutcomeKind
-    """Whether it is taken as it is, in another way, not at all, or can't be."""
+    """Kind of the outcome: taken as it is, in another way, not at all, or refused."""
 
     words: str
-    """What it is here, why it has no meaning, or what to do instead."""
+    """Explanation: the setting here, the reason why there is none, or the remedy."""
 
 
 def read_with_outcomes(
     source: str | PathLike[str] | Mapping[str, Any], *, steps_per_epoch: int | None = None
 ) -> tuple[DeepSpeedSettings | None, list[KeyOutcome]]:
-    """Return what ``read_deepspeed`` returns, and what becomes of each key.
+    """Return the settings of ``read_deepspeed``, and the outcome of each key.
 
-    Keys stand in the file's order; behind them those that it lacks and that matter. Settings are
-    None if a key is refused.
+    Keys are in the file's order. Behind them come keys that the file lacks and that matter.
+    Settings are None if a key is refused.
 
     Raises:
         ConfigError: The file can't be read.
@@ -70,7 +70,7 @@ def read_with_outcomes(
 
 
 def _leaves(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str, Any]]:
-    """Yield each key's section, name and value; sections that are known are gone through."""
+    """Yield each key's section, name and value, known sections' keys included."""
     for key, value in section.items():
         below = f"{prefix}{key}."
         if below in SECTIONS and isinstance(value, Mapping):
@@ -108,7 +108,7 @@ def _kind_and_words(
 
 
 def _why_unused(content: Mapping[str, Any], prefix: str, key: str, value: Any) -> str | None:
-    """Return why a key that is not refused has no meaning here; None if it has one."""
+    """Return the reason why a key has no meaning here; None for a key with a meaning."""
     if is_comment(key):
         return COMMENT
     known = SECTIONS[prefix]

@@ -19,10 +19,10 @@ __all__ = ["DeepSpeedSchedule", "DeepSpeedSettings", "read_deepspeed"]
 def read_deepspeed(
     source: str | PathLike[str] | Mapping[str, Any], *, steps_per_epoch: int | None = None
 ) -> DeepSpeedSettings:
-    """Return what a DeepSpeed configuration says.
+    """Return the settings that a DeepSpeed configuration asks for.
 
-    A window length of "auto", DeepSpeed's default, starts at 1 and is named in ``auto_knobs``:
-    hand the optimizer a controller, else it stays there.
+    A window length of "auto", DeepSpeed's default, starts at 1 and is named in ``auto_knobs``.
+    Give the optimizer a controller then; without one S stays 1.
 
     Keys that can't be honoured and change no result (buffers, buckets, logs) are named in one
     ``UserWarning``.

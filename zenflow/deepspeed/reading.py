@@ -1,4 +1,4 @@
-"""Reading: collects what came up while a DeepSpeed configuration was read, to tell all at once."""
+"""Reading: collects the findings about a DeepSpeed configuration, to tell all of them at once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from zenflow.errors import unknown_name
 
 @dataclass(slots=True)
 class Reading:
-    """What came up while a configuration was read.
+    """Findings about a DeepSpeed configuration: refused and unused keys, notes.
 
-    Readers take keys out of a section with ``pop``; ``sort`` files those that are left.
+    Readers take keys out of a section with ``pop``; ``sort`` files the keys that are left.
     """
 
     refused: list[tuple[str, str]] = field(default_factory=list)
@@ -25,7 +25,7 @@ class Reading:
     """Names of keys that have no effect and change no result."""
 
     notes: list[str] = field(default_factory=list)
-    """Messages on what is done in another way here, and may change results a little."""
+    """Messages about keys that are followed in another way, which may change results a little."""
 
     auto: list[str] = field(default_factory=list)
     """Names of keys that are left to the program."""
@@ -40,7 +40,7 @@ class Reading:
         return {}
 
     def correct(self, name: str, words: str) -> None:
-        """Note a key with a value that can't be, in words that go on behind its name."""
+        """Note a key with an invalid value; the words follow the key's name in the message."""
         self.refused.append((name, f"{name} {words}"))
 
     def refuse(self, name: str, remedy: str) -> None:

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from zenflow.deepspeed.reading import Reading
 
 AUTO_START = 1
-"""S where ``update_interval`` is "auto": a controller lengthens windows as training settles."""
+"""First S where ``update_interval`` is "auto": a controller may lengthen windows later."""
 
 
 WITHOUT_EPOCHS = 100
-"""Steps from one selection to the next where that is "auto" and epochs are unknown."""
+"""Steps between two selections where ``select_interval`` is "auto" and epochs are unknown."""
 
 
 def read_rule(
@@ -23,7 +23,7 @@ def read_rule(
     zero: dict[str, Any],
     steps_per_epoch: int | None,
 ) -> ZenFlowConfig:
-    """Return the update rule; an invalid one is noted, and a default returned in its place.
+    """Return the update rule; for an invalid one, note the errors and return the default.
 
     Args:
         reading: Takes what can't be honoured.
@@ -101,7 +101,7 @@ def _rule(
 def _selection(
     reading: Reading, section: dict[str, Any], steps_per_epoch: int | None
 ) -> dict[str, Any]:
-    """Return when important columns are selected: by epochs and each one, unless it says."""
+    """Return the settings of selections: once an epoch, unless the file says otherwise."""
     prefix = "zero_optimization.zenflow."
     strategy = section.pop("select_strategy", "auto")
     interval = section.pop("select_interval", "auto")

@@ -19,7 +19,7 @@ Rise = Literal["log", "linear"]
 KINDS: tuple[Kind, ...] = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
 """Names of DeepSpeed's schedules that are followed."""
 RISES: tuple[Rise, ...] = ("log", "linear")
-"""Names of DeepSpeed's ways to rise."""
+"""Names of DeepSpeed's courses of the rise: logarithmic and linear."""
 
 _REMEDIES: Mapping[str, str] = {
     "OneCycle": "use torch.optim.lr_scheduler.OneCycleLR in your own loop (DeepSpeed's cycles "
@@ -34,7 +34,7 @@ _NUMBERS: Mapping[Kind, Mapping[str, str]] = {
     "WarmupDecayLR": _RATES,
     "WarmupCosineLR": {"warmup_min_ratio": "min_ratio", "cos_min_ratio": "cos_min_ratio"},
 }
-"""Parameters of each kind that are numbers, and their fields."""
+"""Numeric parameters of each kind of schedule, and their fields here."""
 _OF_SOME = ("total_num_steps", *_RATES, *_NUMBERS["WarmupCosineLR"])
 """Parameters that not all kinds have."""
 
@@ -44,7 +44,7 @@ class DeepSpeedSchedule:
     """One of DeepSpeed's learning-rate schedules. Defaults of its fields are DeepSpeed's."""
 
     kind: Kind
-    """DeepSpeed's name. Behind the rise the rate stays, falls along a line, or by a cosine."""
+    """DeepSpeed's name: after the rise the rate is constant, falls on a line, or by a cosine."""
 
     max_lr: float | None = None
     """Learning rate at the end of the rise; None is the optimizer's own."""
@@ -114,7 +114,7 @@ class DeepSpeedSchedule:
         return start + (1.0 - start) * (self._height(done - 1) if done else 0.0)
 
     def _height(self, step: int) -> float:
-        """Return where between the rise's start (0) and its end (1) a step is."""
+        """Return a step's height on the rise, from 0 at the start to 1 at the end."""
         warmup = self._warmup
         if step < warmup:
             return self._risen(step)

@@ -1,4 +1,4 @@
-"""DeepSpeedSettings, and the reader of a DeepSpeed JSON's content."""
+"""DeepSpeedSettings, and the functions that make them from a DeepSpeed JSON."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _DEEPSPEED_ADAM: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepSpeedSettings:
-    """What a DeepSpeed JSON says that this project can follow."""
+    """Settings in a DeepSpeed JSON that this project can follow."""
 
     config: ZenFlowConfig
-    """The update rule."""
+    """Configuration of the update rule."""
 
     optimizer: Mapping[str, Any]
     """``lr``, ``betas``, ``eps``, ``weight_decay`` for ``ZenFlowAdamW``.
@@ -66,7 +66,7 @@ class DeepSpeedSettings:
     """Backward passes in an optimizer step. (DeepSpeed's ZenFlow replaces it by S; we don't.)"""
 
     train_batch_size: int | None
-    """Samples in an optimizer step, over all devices."""
+    """Samples in an optimizer step, over all devices; None where the file doesn't say."""
 
     dtype: Dtype | None
     """Dtype of the model's weights; None where it is "auto"."""
@@ -82,19 +82,19 @@ class DeepSpeedSettings:
 
     @property
     def auto_knobs(self) -> tuple[str, ...]:
-        """Fields of ``config`` that are "auto"; what they hold is where a run may start.
+        """Names of fields of ``config`` that are "auto"; ``config`` has a first value for each.
 
-        ``update_interval`` is 1 then, and DeepSpeed lengthens windows in the course of training:
-        a controller's work here, such as ``autotune.online.zen_auto.ZenAuto``.
-        ``select_strategy`` and ``select_interval``, "auto" together or not at all, are one
-        selection an epoch, which is what DeepSpeed documents and needs no controller.
+        ``update_interval`` starts at 1, and DeepSpeed lengthens windows in the course of training.
+        Here a controller does so, such as ``autotune.online.zen_auto.ZenAuto``.
+        ``select_strategy`` and ``select_interval``, "auto" together or not at all, start at one
+        selection an epoch, as DeepSpeed documents, and need no controller.
         """
         prefix = "zero_optimization.zenflow."
         return tuple(name.removeprefix(prefix) for name in self.auto if name.startswith(prefix))
 
     @property
     def num_gpus(self) -> int | None:
-        """Number of GPUs that the three batch keys are for; None where one of them is open."""
+        """Number of GPUs that the three batch keys imply; None where a key is not given."""
         micro, steps = self.train_micro_batch_size_per_gpu, self.gradient_accumulation_steps
         if micro is None or steps is None or self.train_batch_size is None:
             return None
@@ -131,7 +131,7 @@ class DeepSpeedSettings:
 def read_content(
     content: Mapping[str, Any], *, steps_per_epoch: int | None
 ) -> tuple[DeepSpeedSettings, Reading]:
-    """Return what a configuration says, and what came up; settings hold if nothing is refused."""
+    """Return a configuration's settings, and the findings; settings hold if no key is refused."""
     reading = Reading()
     root = reading.section(content, "")
     zero = reading.section(root.pop("zero_optimization", None), "zero_optimization")
@@ -159,7 +159,7 @@ def loaded(source: str | PathLike[str] | Mapping[str, Any]) -> Mapping[str, Any]
     """Return a configuration's content.
 
     Raises:
-        ConfigError: It is a file that can't be read, or holds no JSON object.
+        ConfigError: The file can't be read, or holds no JSON object.
     """
     if isinstance(source, Mapping):
         return source
@@ -271,7 +271,7 @@ def _precision(
 
 
 def _grad_scaler(reading: Reading, fp16: dict[str, Any]) -> dict[str, float | int]:
-    """Return what ``torch.amp.GradScaler`` takes for DeepSpeed's keys and their defaults."""
+    """Return the arguments of ``torch.amp.GradScaler`` for DeepSpeed's keys and defaults."""
     values = {key: fp16.pop(key, default) for key, default in _LOSS_SCALE.items()}
     for key, value in values.items():
         if not is_number(value):

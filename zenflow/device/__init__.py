@@ -1,1 +1,1 @@
-"""What the engine asks of a device, on CUDA and on a CPU that plays one."""
+"""Device operations that the engine needs, on CUDA and on a CPU in the role of a device."""

@@ -1,4 +1,4 @@
-"""What the engine needs of a device: a CUDA device and a CPU that plays one both provide it."""
+"""Interface of a device, which CUDA devices and a CPU in the role of one provide."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ Gather = Callable[[Sequence[Tensor], Sequence[int]], Sequence[Tensor]]
 """Function that completes columns (D, some rows) to a number of rows each, over all ranks."""
 
 MOST_GATHERED_BYTES = 1 << 26
-"""Bytes of weights that are completed at once; those of one arrival may be more."""
+"""Largest number of bytes of weights in one all-gather; one arrival alone may be larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class LateGradient:
-    """A gradient that came since an update was made, and is not in it."""
+    """A gradient that is newer than an update, which is applied when the update arrives."""
 
     rows: Tensor
-    """Columns of the gradient as rows, (I, O), or (D, O) where they are the landing's."""
+    """Columns of the gradient as rows: (I, O), or (D, O) where they are the arriving ones."""
     is_packed: bool
-    """Whether they are the landing's."""
+    """Whether `rows` are the arriving columns alone, in their order."""
     column_factors: Tensor
     """Factor on each column of the parameter, (I,), float32."""
     row_factors: Tensor
     """Factor on each element of a column, (O,), float32."""
     rate: float
-    """Factor on all of them."""
+    """Factor on all elements: the rate of the fresh step."""
 
     def move_on(self, values_DO: Tensor, columns_D: Tensor) -> None:
-        """Move the landing's weights, in place."""
+        """Apply the fresh step of this gradient to arriving weights, in place."""
         rows_DO = self.rows if self.is_packed else self.rows.index_select(0, columns_D)
         factors_D1 = self.column_factors.index_select(0, columns_D).unsqueeze(1)
         values_DO.addcmul_(rows_DO * factors_D1, self.row_factors, value=-self.rate)
@@ -49,21 +49,22 @@ class Arrival:
     """Columns on their way from the host into a weight."""
 
     values: Tensor
-    """Host's buffer, (D, O), or some rows of these columns, with the same rows of `late`."""
+    """Host's buffer of the columns, (D, O), or of this host's rows of them; `late` is alike."""
     columns: Tensor
     """Indices of the columns, (D,), int64."""
     weight: Tensor
-    """Weight, (O, I)."""
+    """Weight that the columns are written to, (O, I)."""
     late: LateGradient | None = None
-    """Gradient that the columns still have to be moved by."""
+    """Gradient whose fresh step the columns still need; None where there is none."""
 
 
 def gathered_together(
     arrivals: Sequence[Arrival], gather: Gather | None
 ) -> Iterator[Sequence[Arrival]]:
-    """Yield arrivals in runs that are completed at once; one by one where nothing is.
+    """Yield arrivals in groups small enough for one all-gather.
 
-    They go by whole weights, so that all ranks have the same runs.
+    Without a gather each group is one arrival. Sizes are those of whole columns, so that all ranks
+    form the same groups.
     """
     run: list[Arrival] = []
     filled = 0
@@ -79,7 +80,7 @@ def gathered_together(
 
 
 class AbstractDevice(ABC):
-    """The operations of a device that the engine needs.
+    """Operations of a device that the engine needs.
 
     `pack`, `send` and `unpack` run on the copy lanes' threads, the rest on the training thread.
     """
@@ -96,7 +97,7 @@ class AbstractDevice(ABC):
 
     @abstractmethod
     def enter_thread(self, lane: str | None = None) -> None:
-        """Make the calling thread one of this device's, before it does anything.
+        """Prepare the calling thread for work on this device; its first call.
 
         Args:
             lane: "d2h" or "h2d" of a thread that only copies in that direction.
@@ -104,7 +105,7 @@ class AbstractDevice(ABC):
 
     @abstractmethod
     def mark(self) -> Any:
-        """Return a mark of all compute launched so far (None where nothing is asynchronous)."""
+        """Return a mark behind all compute launched so far; None where nothing is asynchronous."""
 
     @abstractmethod
     def pack(self, jobs: list[tuple[Tensor, Tensor, Tensor]], after: Any) -> DeviceSpan | None:
@@ -117,7 +118,7 @@ class AbstractDevice(ABC):
 
     @abstractmethod
     def send(self, jobs: list[tuple[Tensor, Tensor]], after: Any) -> DeviceSpan | None:
-        """Copy what lies packed in a gradient ring to the host once `after` has passed.
+        """Copy packed columns from the gradient ring to the host once `after` has passed.
 
         Args:
             jobs: (packed columns (D, O), host buffer (D, O)) each.
@@ -131,21 +132,21 @@ class AbstractDevice(ABC):
         """Copy host columns into weights that are not in use, once `after` has passed.
 
         Args:
-            arrivals: What comes, and where it goes.
+            arrivals: Columns on the host, and the weights that they go to.
             after: A mark of the last compute that reads the weights.
-            gather: What completes the columns on the device, of which the host has some rows; None
-                where it has all.
+            gather: Function that completes columns on the device, of which this host has some
+                rows; None where it has all.
         """
 
     @abstractmethod
     def energies(self, measured: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
         """Write the squared norms of each column and each row of some matrices, float32.
 
-        A column's is ZenFlow's proxy for its importance (arXiv 2505.12242).
+        A column's squared norm is ZenFlow's proxy for its importance (arXiv 2505.12242).
 
         Args:
-            measured: (matrix (O, I), what gets those of its columns (I,), what gets those of its
-                rows (O,); empty where nobody asks for them) each.
+            measured: (matrix (O, I), output by column (I,), output by row (O,)) each; the last is
+                empty where nobody asks for rows.
         """
 
     @abstractmethod
@@ -154,7 +155,7 @@ class AbstractDevice(ABC):
 
     @abstractmethod
     def to_host(self, values: Tensor) -> HostValues:
-        """Start bringing a few float32 scalars to the host."""
+        """Begin to copy a few float32 scalars to the host; `HostValues.get` has them."""
 
     @abstractmethod
     def to_device(self, values: Sequence[float]) -> Tensor:
@@ -166,7 +167,7 @@ class AbstractDevice(ABC):
 
     @abstractmethod
     def free_slab(self, slab: Tensor) -> None:
-        """Take pinned memory back, which no copy uses any more."""
+        """Unpin memory of `pinned_slab` early; no copy may use it."""
 
     @abstractmethod
     def timing_mark(self) -> Any:
@@ -174,7 +175,7 @@ class AbstractDevice(ABC):
 
     @abstractmethod
     def seconds_of(self, moment: Any) -> float:
-        """Return a moment as seconds of `time.perf_counter`; waits until it has come."""
+        """Return a mark's time as seconds of `time.perf_counter`; waits until it has come."""
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -186,7 +187,7 @@ class AbstractDevice(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Unpin host memory; nothing is copied any more."""
+        """Unpin all host memory; no copy may follow."""
 
 
 class HostValues:

@@ -33,7 +33,7 @@ class CpuDevice(AbstractDevice):
         """Do nothing: there is only one CPU."""
 
     def mark(self) -> None:
-        """Return None: what was launched is done."""
+        """Return None: all launched work is done."""
         return
 
     def pack(self, jobs: list[tuple[Tensor, Tensor, Tensor]], after: Any) -> None:
@@ -68,7 +68,7 @@ class CpuDevice(AbstractDevice):
                 torch.sum(squares, 1, out=rows)
 
     def order_after(self, completion: Completion) -> None:
-        """Do nothing: whoever waited for the completion has the data."""
+        """Do nothing: the data is there when the completion is."""
 
     def to_host(self, values: Tensor) -> HostValues:
         """Return the values."""
@@ -86,11 +86,11 @@ class CpuDevice(AbstractDevice):
         """Do nothing: the memory goes with the tensor."""
 
     def timing_mark(self) -> float:
-        """Return the clock."""
+        """Return the seconds of `time.perf_counter`."""
         return time.perf_counter()
 
     def seconds_of(self, moment: float) -> float:
-        """Return the moment, which is seconds already."""
+        """Return the mark, which is seconds already."""
         return moment
 
     def synchronize(self) -> None:
@@ -101,7 +101,7 @@ class CpuDevice(AbstractDevice):
 
 
 def _moved_on(arrival: Arrival) -> Tensor:
-    """Return what arrives, moved by what came late for it."""
+    """Return the arriving columns with the fresh step of their late gradient applied."""
     if arrival.late is None:
         return arrival.values
     values_DO = arrival.values.clone()

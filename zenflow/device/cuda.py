@@ -39,7 +39,7 @@ class CudaDevice(AbstractDevice):
         Args:
             device: The GPU.
             wait_timeout: Seconds after which a wait is an error.
-            runtime: What stands for CUDA; None is CUDA itself.
+            runtime: Streams and events to use, for tests; None for CUDA's own.
         """
         super().__init__(device)
         self._wait_timeout = wait_timeout
@@ -66,7 +66,7 @@ class CudaDevice(AbstractDevice):
         self._runtime.enter_thread(None if lane is None else self._streams[lane])
 
     def _on(self, stream: Any) -> AbstractContextManager[Any]:
-        """Return what makes a stream the current one; a lane's thread is on its stream already."""
+        """Return a context in which a stream is current; a lane's thread needs none."""
         if self._runtime.current_stream() == stream:
             return nullcontext()
         return self._runtime.on(stream)
@@ -120,7 +120,7 @@ class CudaDevice(AbstractDevice):
             return start, self._enclose(stream)
 
     def _arrived(self, arrival: Arrival, stream: Any) -> Tensor:
-        """Return what arrives, on the device, moved by what came late for it."""
+        """Return the arriving columns on the device, the fresh step of a late gradient applied."""
         host_DO = arrival.values
         arrived_DO = self._runtime.empty(host_DO.shape, host_DO.dtype)
         arrived_DO.copy_(host_DO, non_blocking=True)
@@ -177,7 +177,7 @@ class CudaDevice(AbstractDevice):
         return slab
 
     def free_slab(self, slab: Tensor) -> None:
-        """Unregister it: freed while registered, its addresses stay locked."""
+        """Unregister the memory first: if freed while registered, its addresses stay locked."""
         if slab.numel():
             self._runtime.unregister(self._pinned.pop(slab.data_ptr()))
 

@@ -1,7 +1,7 @@
-"""What the engine asks of CUDA: streams, events, pinned memory.
+"""CUDA's streams, events and pinned memory, behind one object.
 
-All order among a GPU's work is made here. Tests put another runtime in its place, whose streams
-are vector clocks: it finds accesses to memory that nothing orders, on a machine without a GPU.
+Every order among a GPU's work is made by these calls. Tests put a runtime in its place whose
+streams are vector clocks: so they find unordered accesses to memory on a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from torch import Tensor
 _log = logging.getLogger(__name__)
 
 SPINNING = 50e-6
-"""Seconds for which a thread asks for an event without sleeping in between."""
+"""Seconds for which a thread polls an event without sleeping in between."""
 LONGEST_SLEEP = 1e-3
-"""Most seconds by which a thread notices an event too late; a quarter of the wait if that is
-less."""
+"""Longest sleep between two polls, in seconds; at most a quarter of the wait so far."""
 
 
 class CudaRuntime:
@@ -40,7 +39,7 @@ class CudaRuntime:
             torch.cuda.set_stream(stream)
 
     def new_stream(self) -> Any:
-        """Return a stream beside all others."""
+        """Return a new stream."""
         return torch.cuda.Stream(self.device)
 
     def current_stream(self) -> Any:
@@ -48,11 +47,11 @@ class CudaRuntime:
         return torch.cuda.current_stream(self.device)
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
-        """Return what lets the calling thread launch on a stream."""
+        """Return a context in which the calling thread launches on a stream."""
         return torch.cuda.stream(stream)
 
     def record(self, stream: Any, *, is_timed: bool = False) -> Any:
-        """Return an event behind what a stream has been given.
+        """Return an event behind all work that a stream has been given.
 
         It has the methods `synchronize`, in which a thread sleeps, and `elapsed_time` of
         `torch.cuda.Event`.
@@ -62,7 +61,7 @@ class CudaRuntime:
         return event
 
     def wait(self, stream: Any, event: Any) -> None:
-        """Let what a stream is given from now on come after an event."""
+        """Order the later work of a stream after an event."""
         stream.wait_event(event)
 
     def join(self, event: Any, timeout: float) -> bool:
@@ -80,7 +79,7 @@ class CudaRuntime:
         return True
 
     def keep(self, tensor: Tensor, stream: Any) -> None:
-        """Keep a tensor's memory from being used anew before a stream is done with it."""
+        """Keep a tensor's memory from being reused before a stream has done its present work."""
         tensor.record_stream(stream)
 
     def pinned(self, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -108,10 +107,10 @@ class CudaRuntime:
                 _log.warning("can't unpin %s bytes (CUDA error %d)", f"{slab.nbytes:,}", code)
 
     def _forget_error(self) -> None:
-        """Take CUDA's last error back, which the next kernel's launch would report as its own."""
+        """Clear CUDA's last error, which the next kernel's launch would report as its own."""
         with suppress(RuntimeError):
             torch.empty(1, device=self.device).fill_(1.0)
 
     def synchronize(self) -> None:
-        """Wait for all that the GPU has been given."""
+        """Wait for all work that the GPU has been given."""
         torch.cuda.synchronize(self.device)

@@ -1,4 +1,4 @@
-"""Stall clock: the time in which the device waits, by cause, without making it wait for that."""
+"""Stall clock: measures the device's waits by cause, without adding a wait."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StallClock:
 
     @contextmanager
     def waiting(self, cause: str) -> Iterator[None]:
-        """Count what happens inside as stall of this cause."""
+        """Count the device's time inside of the `with` block as a stall of this cause."""
         start = self._device.timing_mark()
         try:
             yield
@@ -32,7 +32,7 @@ class StallClock:
             self._waits.append((cause, start, self._device.timing_mark()))
 
     def take(self) -> list[tuple[str, Any, Any]]:
-        """Return the step's waits and start anew."""
+        """Return the step's waits, and begin the next step's list."""
         waits, self._waits = self._waits, []
         return waits
 

@@ -222,7 +222,7 @@ CLONES NOINLINE void sum(float *acc, const void *grad, int dtype, int64_t start,
         scale_into(acc + start, grad, dtype, start, n, scale, 1);
 }
 
-INLINE void replay_tile(const HostJob *job, const AdamStep *steps, const Scales *scales,
+INLINE void catch_up_tile(const HostJob *job, const AdamStep *steps, const Scales *scales,
                         int64_t num_steps, const Scales *upload, int64_t start, int64_t n)
 {
     float tile[TILE];
@@ -242,15 +242,15 @@ INLINE void replay_tile(const HostJob *job, const AdamStep *steps, const Scales 
 }
 
 /* Whole tiles have a length that the compiler knows: its loops over them have no remainders. */
-CLONES NOINLINE void replay_run(const HostJob *job, const AdamStep *steps, const Scales *scales,
+CLONES NOINLINE void catch_up_run(const HostJob *job, const AdamStep *steps, const Scales *scales,
                                 int64_t num_steps, const Scales *upload, int64_t begin,
                                 int64_t end)
 {
     int64_t start = begin;
     for (; start + TILE <= end; start += TILE)
-        replay_tile(job, steps, scales, num_steps, upload, start, TILE);
+        catch_up_tile(job, steps, scales, num_steps, upload, start, TILE);
     if (start < end)
-        replay_tile(job, steps, scales, num_steps, upload, start, end - start);
+        catch_up_tile(job, steps, scales, num_steps, upload, start, end - start);
 }
 
 CLONES NOINLINE void copy_run(const HostJob *job, int64_t begin, int64_t end)
@@ -320,7 +320,7 @@ EXPORT const char *zenflow_instruction_set(void)
 
 /* Rows low..high-1, which have taken `count` steps and take part, or not, alike. `out` may be the
  * gradient's memory: a tile's gradients have been read when its weights are written. */
-static void replay_rows(const HostJob *job, int64_t low, int64_t high, int64_t count, int active)
+static void catch_up_rows(const HostJob *job, int64_t low, int64_t high, int64_t count, int active)
 {
     const int64_t begin = low * job->cols, end = high * job->cols;
     const int64_t num_steps = active ? job->num_steps : 0;
@@ -333,7 +333,7 @@ static void replay_rows(const HostJob *job, int64_t low, int64_t high, int64_t c
         const int uploads = last == num_steps && job->out && leads;
         if (uploads)
             upload = scales_of(&job->upload, count + num_steps);
-        replay_run(job, job->steps + first, scales, last - first, uploads ? &upload : NULL, begin,
+        catch_up_run(job, job->steps + first, scales, last - first, uploads ? &upload : NULL, begin,
                    end);
         if (last == num_steps)
             break;
@@ -353,13 +353,13 @@ EXPORT void zenflow_run(const HostJob *job, int64_t low, int64_t high)
         sum(job->sum, step->grad, job->grad_dtype, low * job->cols, (high - low) * job->cols,
             step->scale, job->is_first);
     }
-    for (int64_t row = low, next; job->kind == REPLAY && row < high; row = next) {
+    for (int64_t row = low, next; job->kind == CATCH_UP && row < high; row = next) {
         const int64_t count = job->step[row];
         const int active = job->active[row] != 0;
         for (next = row + 1; next < high && job->step[next] == count; next++)
             if ((job->active[next] != 0) != active)
                 break;
-        replay_rows(job, row, next, count, active);
+        catch_up_rows(job, row, next, count, active);
     }
     restore_mode(mode);
 }

@@ -17,7 +17,7 @@
 #define INTERFACE 5
 
 /* What a job does with its rows. */
-enum { SUM = 0, REPLAY = 1 };
+enum { SUM = 0, CATCH_UP = 1 };
 
 /* One AdamW step that waits: its gradient, of the job's shape and dtype, and its settings. */
 typedef struct {
@@ -33,7 +33,7 @@ typedef struct {
 /* One block's work; jobs.py declares the same fields. A pointer that a kind does not need is null.
  *
  * SUM: sum = scale * grad of the only step, or sum += where it is not the first.
- * REPLAY: active rows take all steps, in order, and count them. Then, if there is `out`, every
+ * CATCH_UP: active rows take all steps, in order, and count them. Then, if there is `out`, every
  * row's weights go there, moved on by `lead` times the displacement of the step `upload`: that of
  * the last step taken where `repeats_last` says that they are the same. */
 typedef struct {

@@ -1,7 +1,7 @@
-"""Fair shares of one machine's cores: each rank has some of its own, those near its GPU first.
+"""Division of one machine's cores among ranks: each has its own, those near its GPU first.
 
-A rank on its own cores keeps what its host threads touch on the memory of these cores, and takes
-no time from another. Linux only: it tells processors' places in `/sys`.
+A rank on its own cores keeps its data in the memory of these cores, and takes no time from
+another. Linux only, which describes processors in `/sys`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ def cpus_of_rank(
 ) -> tuple[int, ...]:
     """Return the processors of one of several ranks on a machine.
 
-    All ranks that ask with the same arguments have disjoint shares, whose sizes differ by one at
-    most, and together all processors. A share is taken from the rank's own node as far as there
-    is enough, and filled up from the others.
+    Ranks that ask with the same arguments get disjoint sets, together all processors, whose sizes
+    differ by one at most. A rank's set is taken from its own node first, then from the others.
 
     Args:
         nodes: Processors that may be used, by NUMA node; neighbours in a sequence share most.

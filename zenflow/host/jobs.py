@@ -1,4 +1,4 @@
-"""The host's jobs on the rows of one block, as Python and as C see them.
+"""Jobs of the host on the rows of one block, as Python objects and as C structures.
 
 `zenflow.host.kernel` runs one, `zenflow.host.pool` many on several threads. Shapes: R = rows
 (columns of the model's matrix), O = elements per row.
@@ -15,7 +15,7 @@ from torch import Tensor
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """The C kernel's number of each dtype."""
-_SUM, _REPLAY = range(2)
+_SUM, _CATCH_UP = range(2)
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _FLOAT, _DOUBLE = ctypes.c_float, ctypes.c_double
 
@@ -32,7 +32,7 @@ class CStep(ctypes.Structure):
 class CJob(ctypes.Structure):
     """`HostJob` as `_host_kernel.h` declares it.
 
-    It holds addresses and no references: whoever makes it keeps the tensors alive.
+    It holds addresses and no references: its maker keeps the tensors alive.
     """
 
     _fields_ = (
@@ -47,10 +47,10 @@ class CJob(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class AdamStep:
-    """One AdamW step with the gradient that it is for."""
+    """One AdamW step: settings and gradient."""
 
     lr: float
-    """Learning rate."""
+    """Learning rate of the step's parameter group."""
     beta1: float
     """Decay of the first moment."""
     beta2: float
@@ -62,10 +62,10 @@ class AdamStep:
     scale: float = 1.0
     """Factor on the gradient, taken as a float32."""
     grad: Tensor | None = None
-    """Gradient, float32, bfloat16 or float16 (R, O); None where only the settings are of use."""
+    """Gradient, float32, bfloat16 or float16 (R, O); None where only the settings are used."""
 
     def encode(self) -> CStep:
-        """Return the step as C sees it."""
+        """Return the step as a C structure."""
         grad = None if self.grad is None else self.grad.data_ptr()
         return CStep(grad, self.lr, self.beta1, self.beta2, self.scale, self.eps, self.decay)
 
@@ -76,7 +76,7 @@ def _encode_steps(steps: Sequence[AdamStep]) -> ctypes.Array[CStep]:
 
 @dataclass(frozen=True, slots=True)
 class SumJob:
-    """A gradient on its way into a sum: `total = scale * grad`, or `+=`, rounded in between."""
+    """Addition of a gradient to a sum: `total = scale * grad`, or `+=`, rounded in between."""
 
     total: Tensor
     """Sum, float32 (R, O), changed in place."""
@@ -85,14 +85,14 @@ class SumJob:
     scale: float
     """Factor on the gradient, taken as a float32."""
     is_first: bool
-    """Whether what the sum held is forgotten."""
+    """Whether the sum begins with this gradient, its old value forgotten."""
 
     def rows(self, low: int, high: int) -> SumJob:
-        """Return the same for rows low..high-1."""
+        """Return the job on rows low..high-1 alone."""
         return replace(self, total=self.total[low:high], grad=self.grad[low:high])
 
     def encode(self) -> CJob:
-        """Return the job as C sees it."""
+        """Return the job as a C structure."""
         step = AdamStep(0.0, 0.0, 0.0, 0.0, 0.0, self.scale, self.grad)
         return CJob(
             kind=_SUM,
@@ -108,21 +108,21 @@ class SumJob:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """Weights that leave for the device: the master, moved on along a displacement."""
+    """An upload's weights: the master, moved on by momentum along the last displacement."""
 
     out: Tensor
     """Weights to upload, float32, bfloat16 or float16 (R, O), rounded to nearest even."""
     lead: float
     """Factor on the displacement by which the upload runs ahead of the master."""
     step: AdamStep
-    """Settings of the step whose displacement it is; a gradient in it is not looked at."""
+    """Settings by which the displacement is computed; a gradient in them is ignored."""
     repeats_last: bool
-    """Whether that is the last step taken, so that its displacement is known."""
+    """Whether `step` is the last step taken, so that its displacement is known already."""
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayJob:
-    """AdamW steps that rows have to take, in order, in one pass over their state.
+class CatchUpJob:
+    """A catch-up pass: AdamW steps that wait, taken in order in one pass over the rows' state.
 
     One step with gradient `g = scale * grad` is torch.optim.AdamW's: `m = lerp(m, g, 1 - beta1)`,
     `v = beta2 * v + (1 - beta2) * g^2`, `delta = lr / (1 - beta1^t) * m / (sqrt(v) * (1 /
@@ -146,13 +146,13 @@ class ReplayJob:
     steps: Sequence[AdamStep]
     """Steps to take; all gradients are of one dtype."""
     upload: Upload | None = None
-    """What to upload, if anything."""
+    """Upload at the end of the pass; None for a pass without one."""
 
-    def rows(self, low: int, high: int) -> ReplayJob:
-        """Return the same for rows low..high-1."""
+    def rows(self, low: int, high: int) -> CatchUpJob:
+        """Return the job on rows low..high-1 alone."""
         part = slice(low, high)
         upload = self.upload
-        return ReplayJob(
+        return CatchUpJob(
             *(self.master[part], self.exp_avg[part], self.exp_avg_sq[part], self.step[part]),
             self.active[part],
             [replace(step, grad=step.grad[part]) for step in self.steps if step.grad is not None],
@@ -160,9 +160,9 @@ class ReplayJob:
         )
 
     def encode(self) -> CJob:
-        """Return the job as C sees it."""
+        """Return the job as a C structure."""
         job = CJob(
-            kind=_REPLAY,
+            kind=_CATCH_UP,
             rows=self.master.shape[0],
             cols=self.master.shape[1],
             master=self.master.data_ptr(),
@@ -184,5 +184,5 @@ class ReplayJob:
         return job
 
 
-HostJob = SumJob | ReplayJob
-"""Work on the rows of one block, which may be cut anywhere."""
+HostJob = SumJob | CatchUpJob
+"""Work on the rows of one block, which may be cut between any two rows."""

@@ -25,7 +25,7 @@ _FLOAT32 = (torch.float32,)
 
 
 def active_kernel() -> Literal["c", "torch"]:
-    """Return what runs the host updates in this process.
+    """Return the name of the kernel that runs host updates in this process: "c" or "torch".
 
     The environment variable `ZENFLOW_KERNEL`, read once, forces the fallback by the value `torch`.
     A fallback is logged once, as a warning with its reason.
@@ -40,7 +40,7 @@ def run(job: HostJob) -> None:
     """Do a job on the calling thread.
 
     Raises:
-        ValueError: A tensor's shape, dtype, layout or device is not what the job says.
+        ValueError: A tensor's shape, dtype, layout or device does not fit the job.
     """
     _check_job(job)
     library = c_library()

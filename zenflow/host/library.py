@@ -1,4 +1,4 @@
-"""The compiled C code: found, loaded and bound once in a process, or why there is none."""
+"""The compiled C code: found, loaded and bound once in a process; or the reason for none."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def c_library() -> ctypes.CDLL | None:
 
 
 def description() -> str:
-    """Return what runs host updates: C and its instruction set, or torch operations and why.
+    """Return the kernel in words: C and its instruction set, or torch operations and the reason.
 
     Raises:
         ValueError: `ZENFLOW_KERNEL` is neither `c` nor `torch`.
@@ -66,7 +66,7 @@ def _load() -> ctypes.CDLL | None:
 
 
 def _load_library() -> tuple[ctypes.CDLL | None, str]:
-    """Return the C library, or None and why there is none."""
+    """Return the C library, or None and the reason."""
     choice = os.environ.get("ZENFLOW_KERNEL", "c")
     if choice not in _CHOICES:
         raise ValueError(f"ZENFLOW_KERNEL must be one of {_CHOICES}, but is {choice!r}: unset it")

@@ -1,4 +1,4 @@
-"""What this process may use of its machine: cores and memory, within its control groups."""
+"""Limits of this process: cores and memory that its machine and control groups allow."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def control_groups(controller: str) -> Iterator[Path]:
 
 
 def _quota(folder: Path) -> float | None:
-    """Return the cores' worth of time that a group has; None without a limit."""
+    """Return a control group's quota of time, in cores; None without a limit."""
     for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
         try:
             text = " ".join((folder / name).read_text(encoding="ascii") for name in files)
@@ -66,7 +66,7 @@ def _quota(folder: Path) -> float | None:
 
 
 def free_bytes() -> tuple[float, str]:
-    """Return how many bytes this process may still take, and what sets the limit."""
+    """Return the bytes that this process may still take, and the name of the limit."""
     machine = psutil.virtual_memory().available + psutil.swap_memory().free
     groups = map(_group_bytes, control_groups("memory"))
     limits = [
@@ -80,7 +80,7 @@ def free_bytes() -> tuple[float, str]:
 
 
 def _group_bytes(folder: Path) -> float:
-    """Return what a control group's limit leaves; infinite without one."""
+    """Return the bytes that a control group's limit leaves; infinite without a limit."""
     for limit, used, cache in _FILES:
         try:
             most = int((folder / limit).read_text(encoding="utf-8"))

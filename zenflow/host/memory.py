@@ -1,4 +1,4 @@
-"""Large host memory: whole pages of its own, huge ones where the system has them."""
+"""Large host memory: whole pages, huge ones where the system has them."""
 
 from __future__ import annotations
 

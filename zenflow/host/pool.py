@@ -1,7 +1,7 @@
-"""The host's threads in C: jobs are handed over whole, and none of the rows is Python's work.
+"""The host's threads in C: Python hands whole jobs over, and C works on all rows.
 
-A Python thread for each core would ask for the interpreter a thousand times a step, and keep it
-from the thread that launches the device's work. See `_host_pool.c`.
+With a Python thread for each core, these would take the interpreter a thousand times a step from
+the thread that launches the device's work. See `_host_pool.c`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class HostPool:
     def run(self, jobs: Sequence[CJob]) -> None:
         """Do all rows of all jobs; any thread may call it.
 
-        What the jobs point to must stay alive until then.
+        The jobs' tensors must stay alive until the call returns.
         """
         array = (CJob * len(jobs))(*jobs)
         with self._lock:

@@ -1,4 +1,4 @@
-"""The process that something belongs to: a forked child has its memory, but not its threads."""
+"""The process that an optimizer belongs to: a forked child has its memory, but not its threads."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import os
 class OwnProcess:
     """Remembers the process in which it was made.
 
-    A child that `os.fork` makes, as DataLoader workers are made, has a copy of every object. Locks
-    stay in it as they were, and threads are not there: who waits for one waits for ever.
+    A child of `os.fork`, such as a DataLoader's worker, has copies of all objects, but no threads.
+    Locks keep their state there, so that a wait for a thread or a lock lasts for ever.
     """
 
     def __init__(self) -> None:
-        """Belong to this process."""
+        """Remember the calling process."""
         self._id = os.getpid()
 
     @property
     def is_here(self) -> bool:
-        """Whether the calling process is the one."""
+        """Whether the calling process is the one that was remembered."""
         return os.getpid() == self._id
 
     def check(self) -> None:
-        """Return in the process that the optimizer belongs to.
+        """Refuse a call in another process than the one that was remembered.
 
         Raises:
-            RuntimeError: This is another one.
+            RuntimeError: The calling process is another one.
         """
         if not self.is_here:
             raise RuntimeError(

@@ -1,4 +1,4 @@
-"""How many ranks train together, and how many of them share this machine."""
+"""Numbers of ranks: those that train together, and those on this machine."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def num_ranks() -> int:
 
 
 def ranks_on_this_machine() -> int:
-    """Return how many ranks torchrun has started here; 1 where something else started this one."""
+    """Return the number of ranks that torchrun has started here; 1 without torchrun."""
     return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) if num_ranks() > 1 else 1

@@ -1,8 +1,8 @@
 """Signals that wait: a handler that raises in the middle of a step would leave half a step.
 
-Python runs the handlers of signals in its main thread, between any two instructions there. Ctrl-C
-raises `KeyboardInterrupt` in one, and programs raise in those of `SIGTERM` or `SIGALRM`, or save a
-checkpoint. What must be whole holds them up for so long.
+Python runs the handlers of signals in its main thread, between any two instructions. A handler may
+raise `KeyboardInterrupt` (Ctrl-C) or another error, or save a checkpoint. Steps, hooks and saves
+must be whole, so they hold the handlers up until they end.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _Result = TypeVar("_Result")
 
 
 class Uninterrupted:
-    """Context at whose end the Python handlers run of signals that came in it.
+    """Context that holds signals up: their Python handlers run when it ends.
 
-    Inside another one, and elsewhere than in Python's main thread, it does nothing.
+    Inside of another such context, and in other threads than Python's main one, it does nothing.
     """
 
     _outermost: Uninterrupted | None = None
-    """The one that holds signals up; the main thread alone makes one of it."""
+    """Context that holds signals up; set by the main thread alone."""
 
     def __init__(self) -> None:
         """Hold nothing up yet."""
@@ -55,7 +55,7 @@ class Uninterrupted:
         self._process = 0
 
     def __enter__(self) -> None:
-        """Take the place of the handlers."""
+        """Replace the handlers by one that only remembers signals."""
         if threading.get_ident() != threading.main_thread().ident or Uninterrupted._outermost:
             return
         self._process = os.getpid()
@@ -91,7 +91,7 @@ class Uninterrupted:
             self._run()
 
     def _give_back(self) -> None:
-        """Put all handlers back, although those that are back already may raise."""
+        """Put all handlers back, even if one that is back already raises meanwhile."""
         try:
             while self._taken:
                 number = self._taken[-1]
@@ -103,7 +103,7 @@ class Uninterrupted:
                 self._give_back()
 
     def _run(self) -> None:
-        """Run the handlers that wait, although each of them may raise."""
+        """Run all handlers that wait, even if one of them raises."""
         try:
             while self._waiting:
                 number = next(iter(self._waiting))

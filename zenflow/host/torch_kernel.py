@@ -1,6 +1,6 @@
-"""The host kernel's arithmetic on torch operations: what runs where there is no compiled one.
+"""The host kernel's arithmetic in torch operations, for installations without the compiled one.
 
-Operation by operation the C kernel's order of roundings; `zenflow.host.jobs` documents the jobs.
+Each operation rounds as the C kernel's does. `zenflow.host.jobs` documents the jobs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from zenflow.host.jobs import AdamStep, HostJob, ReplayJob, SumJob
+from zenflow.host.jobs import AdamStep, CatchUpJob, HostJob, SumJob
 
 
 @torch.no_grad()
@@ -52,7 +52,7 @@ def _take(step: AdamStep, state: list[Tensor], rows: Tensor) -> Tensor:
 
 
 def _displacement(step: AdamStep, m: Tensor, v: Tensor, count: Tensor) -> Tensor:
-    """Return how far the moments move the weights after so many steps."""
+    """Return the displacement that the moments make after so many steps."""
     step_size, denom_scale = _row_scales(step, count)
     root = v.double().sqrt().float()  # correctly rounded, which torch's float32 root is not always
     denom = root.mul_(denom_scale.reciprocal().unsqueeze(1)).add_(step.eps)
@@ -71,7 +71,7 @@ def _row_scales(step: AdamStep, count: Tensor) -> tuple[Tensor, Tensor]:
     return step_size, denom_scale
 
 
-def _upload(job: ReplayJob, rows: Tensor, delta: Tensor) -> None:
+def _upload(job: CatchUpJob, rows: Tensor, delta: Tensor) -> None:
     upload = job.upload
     assert upload is not None
     lead = ctypes.c_float(upload.lead).value

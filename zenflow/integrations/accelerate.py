@@ -22,8 +22,8 @@ except ModuleNotFoundError as error:
 class ZenFlowAcceleratedOptimizer(AcceleratedOptimizer):  # type: ignore[misc] # is untyped
     """Accelerate's wrapper, behind which all of `ZenFlowAdamW` can be reached.
 
-    `report`, `memory`, `true_weights()`, `adopt_weights()`, `close()` and the rest are those of
-    the optimizer inside. Its state stays where it is.
+    `report`, `memory`, `true_weights()`, `adopt_weights()`, `close()` and all other names are of
+    the optimizer inside. Accelerate does not move its state.
     """
 
     def __init__(self, optimizer: ZenFlowAdamW, scaler: Any = None) -> None:
@@ -37,19 +37,19 @@ class ZenFlowAcceleratedOptimizer(AcceleratedOptimizer):  # type: ignore[misc] #
         self._is_accelerate_prepared = True  # so that `prepare` takes it as it is
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the optimizer inside has under this name."""
+        """Return the attribute of the optimizer inside."""
         return getattr(self.__dict__["optimizer"], name)
 
 
 def prepare(accelerator: Accelerator, *objects: Any) -> Any:
     """Prepare a model, optimizer, data loaders and schedulers, as `Accelerator.prepare` does.
 
-    A `ZenFlowAdamW` among them keeps its state on the host, can be reached through its wrapper,
-    and clips what `accelerator.clip_grad_norm_` is called for.
+    A `ZenFlowAdamW` among them keeps its state on the host and can be reached through its wrapper.
+    `accelerator.clip_grad_norm_` lets it clip.
 
     Args:
         accelerator: The accelerator.
-        *objects: What to prepare, in any order.
+        *objects: Models, optimizers, data loaders and schedulers, in any order.
 
     Returns:
         The prepared objects in the same order; a single one as it is.
@@ -86,14 +86,14 @@ def _check_pair(accelerator: Accelerator, optimizer: ZenFlowAdamW) -> None:
 
 
 def unwrapped(optimizer: Any) -> ZenFlowAdamW | None:
-    """Return the `ZenFlowAdamW` inside of Accelerate's wrappers; None if there is another one."""
+    """Return the `ZenFlowAdamW` inside of Accelerate's wrappers; None for another optimizer."""
     while isinstance(optimizer, AcceleratedOptimizer):
         optimizer = optimizer.optimizer
     return optimizer if isinstance(optimizer, ZenFlowAdamW) else None
 
 
 def route_clipping(accelerator: Accelerator, optimizer: ZenFlowAdamW) -> None:
-    """Let `accelerator.clip_grad_norm_` clip in the optimizer where its parameters are meant.
+    """Let `accelerator.clip_grad_norm_` clip in the optimizer where it is given its parameters.
 
     The optimizer then clips exactly, in both gradient modes by the same bits.
     """
@@ -108,7 +108,7 @@ def follow_accumulation(
 ) -> None:
     """Let gradients leave in the backward pass in which the accelerator syncs gradients.
 
-    It knows before each pass, and how many there are in a step may change in mid-run.
+    The accelerator knows before each pass. The number of passes in a step may change in mid-run.
 
     Args:
         accelerator: The accelerator, whose `backward` is called for every pass.

@@ -43,10 +43,10 @@ class ZenFlowCallback(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that trainer and optimizers go together, and take the first place.
 
-        Others, such as averages, may then put weights in the place of the true ones.
+        Later callbacks, such as averages, may then put weights in the place of the true ones.
 
         Raises:
-            ValueError: They don't, or there is no `ZenFlowAdamW`.
+            ValueError: Trainer and optimizers don't go together, or there is no `ZenFlowAdamW`.
         """
         optimizers = _optimizers(trainer)
         if not optimizers:
@@ -85,7 +85,7 @@ class ZenFlowCallback(Callback):
                 optimizer.adopt_weights()
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Tell the optimizer how many passes are left to its step: that number may change."""
+        """Tell the optimizer the number of passes left in its step: a callback may change it."""
         if pl_module.automatic_optimization:
             every = trainer.accumulate_grad_batches
             left = every - trainer.fit_loop.epoch_loop.batch_idx % every
@@ -105,7 +105,7 @@ class ZenFlowCallback(Callback):
                 logger.log_metrics(row, step=trainer.global_step)
 
     def on_train_epoch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Show the true weights: averages may be taken of them."""
+        """Show the true weights, of which averages may be taken."""
         _show_true(trainer)
 
     def on_validation_start(self, trainer: Trainer, *_: Any) -> None:
@@ -138,7 +138,7 @@ def _show_true(trainer: Trainer) -> None:
 
 
 def _check_release(trainer: Trainer, pl_module: LightningModule, optimizer: ZenFlowAdamW) -> None:
-    """Refuse what release mode can't do.
+    """Refuse settings that release mode can't have.
 
     Raises:
         ValueError: A rule is broken; the message lists all that are.

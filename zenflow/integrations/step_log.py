@@ -22,9 +22,9 @@ class StepLog:
         self._reports: list[StepReport] = []
 
     def add(self, report: StepReport | None) -> None:
-        """Take a step's report; None, and one that is here already, change nothing.
+        """Take a step's report; None, and a report taken before, change nothing.
 
-        On a GPU the newest report is of the step before, or still the same.
+        On a GPU the newest report is of the step before, so a call may bring an old one again.
         """
         if report is not None and report.step != self._last_step:
             self._last_step = report.step
@@ -34,11 +34,11 @@ class StepLog:
         """Return the row of the steps since the last one; empty if there was none.
 
         - `stall_seconds`: seconds in which the device waited, over these steps.
-        - `stall_share`: its share of their time.
+        - `stall_share`: the stalls' fraction of these steps' time.
         - `staleness`: largest age in steps of a gradient whose update landed.
         - `update_interval`, `topk_ratio`: S and k of the newest step.
         - `d2h_bytes_per_step`, `h2d_bytes_per_step`: mean bytes to the host and back.
-        - `captured_energy`: mean share of the squared gradient norm in important columns.
+        - `captured_energy`: mean fraction of the squared gradient norm in important columns.
         """
         reports, self._reports = self._reports, []
         if not reports:

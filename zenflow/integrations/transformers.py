@@ -27,7 +27,7 @@ else:
 
 
 class ZenFlowCallback(TrainerCallback):
-    """Logs what the optimizer does, and lets a Trainer save and keep true weights.
+    """Logs the optimizer's steps, and lets a Trainer save and keep true weights.
 
     A `ZenFlowTrainer` has one. With another Trainer and a `ZenFlowAdamW` of your own:
 
@@ -47,7 +47,7 @@ class ZenFlowCallback(TrainerCallback):
         self._log = StepLog()
 
     def on_train_begin(self, *_: Any, optimizer: Any = None, **__: Any) -> None:
-        """Take the place behind the callback that decides when to save, before those that report.
+        """Move behind the callback that decides about saves, and before those that report.
 
         Raises:
             ValueError: The trainer has another optimizer.
@@ -115,10 +115,10 @@ class ZenFlowTrainerMixin(_Mixed):
 
         class ZenFlowSFTTrainer(ZenFlowTrainerMixin, SFTTrainer): ...
 
-    What the TrainingArguments say of AdamW holds: learning rate and its schedule, betas, eps,
+    AdamW's settings in the TrainingArguments hold: learning rate and its schedule, betas, eps,
     weight decay and the parameters without it, `max_grad_norm`, `gradient_accumulation_steps`.
-    The optimizer is made when training begins, so of what PEFT leaves trainable. The model is
-    evaluated and saved with its true weights, and has them after `train()`.
+    The optimizer is made when training begins, of the parameters that PEFT leaves trainable. The
+    model is evaluated and saved with its true weights, and has them after `train()`.
     """
 
     zenflow_optimizer: ZenFlowAdamW | None = None
@@ -142,7 +142,7 @@ class ZenFlowTrainerMixin(_Mixed):
             **kwargs: The trainer's own arguments; no optimizer.
 
         Raises:
-            ValueError: The arguments ask for another optimizer, or for what the mode can't do.
+            ValueError: The arguments ask for another optimizer, or for what the mode lacks.
         """
         super().__init__(*args, **kwargs)
         self._zenflow = zenflow
@@ -182,7 +182,7 @@ class ZenFlowTrainerMixin(_Mixed):
             super().save_model(*args, **kwargs)
 
     def _save_optimizer_and_scheduler(self, *args: Any, **kwargs: Any) -> None:
-        """Save the optimizer's state without what follows from the rest of it."""
+        """Save the optimizer's state in the compact form."""
         optimizer = self.zenflow_optimizer
         with nullcontext() if optimizer is None else optimizer.compact_states():
             super()._save_optimizer_and_scheduler(*args, **kwargs)
@@ -203,7 +203,7 @@ def _asked_for(trainer: Trainer) -> tuple[Any, dict[str, Any]]:
 
 
 def _check_trainer(trainer: Trainer, *, release: bool) -> None:
-    """Refuse what this optimizer can't do, before any work.
+    """Refuse settings that this optimizer can't have, before any work.
 
     Raises:
         ValueError: A rule is broken; the message lists all that are.

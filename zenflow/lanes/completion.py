@@ -16,8 +16,8 @@ class Completion:
     - *launched*: the thread that does the work has said so. Any thread may wait for it.
     - *done*: the data is there, or never will be.
 
-    Both are one where nothing is asynchronous. On a GPU a launched copy ends at `device_event` in
-    the copy stream; whoever sees the device pass it calls `mark_done`.
+    Both states come together where nothing is asynchronous. On a GPU a launched copy ends at
+    `device_event` in the copy stream; the thread that sees the event pass calls `mark_done`.
 
     Attributes:
         what: Name of the work in messages.
@@ -44,7 +44,7 @@ class Completion:
         self._followers: list[Callable[[], None]] = []
 
     def mark_launched(self, device_event: Any) -> None:
-        """Say that the device is going to do the work, and has at `device_event`."""
+        """Note that the work is launched; it is done when the device passes `device_event`."""
         self.device_event = device_event
         with self._lock:
             self._is_launched = True
@@ -53,7 +53,7 @@ class Completion:
             waiter.set()
 
     def mark_done(self) -> None:
-        """Say that the data is there."""
+        """Note that the data is there."""
         with self._lock:
             self._is_launched = self.is_done = True
             waiters, self._waiters = self._waiters, []
@@ -96,7 +96,7 @@ class Completion:
         self._check(launched is None or launched.wait(timeout), timeout)
 
     def _check(self, is_there: bool, timeout: float) -> None:
-        """Raise what `wait_launched` says."""
+        """Raise the errors that `wait_launched` documents."""
         if not is_there:
             raise DeadlineError(
                 f"waited {timeout:g} s for {self.what}, which has not ended: the host or the link "

@@ -1,8 +1,8 @@
 """Copy lanes: one thread per direction that moves columns between device and host, in order.
 
-A lane is a first-in first-out queue. Its thread waits for what a copy needs on the host (a staging
-buffer to be free, an update to be computed); what it needs on the device is ordered by events.
-On a GPU the thread only launches work on its own stream; on a CPU it does the copying itself.
+A lane is a first-in first-out queue. Its thread waits for a copy's conditions on the host (a free
+staging buffer, a computed update); events order the copy after work of the device. On a GPU the
+thread only launches work on its own stream; on a CPU it does the copying itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PacedLink:
     """Bandwidth from the host to the device, in bytes per second."""
 
     def __post_init__(self) -> None:
-        """Refuse bandwidths that no wait could stand for."""
+        """Refuse bandwidths that are not positive."""
         for name in ("d2h_bytes_per_second", "h2d_bytes_per_second"):
             value = getattr(self, name)
             if not value > 0:
@@ -54,13 +54,13 @@ class Copy:
     """Function that does the copy on a CPU and returns None, or launches it on a GPU and returns
     the events that enclose it."""
     after: Sequence[Completion]
-    """Host-side work that must be done before."""
+    """Host-side work that must be done before the copy begins."""
     completion: Completion
     """End of this copy."""
     num_bytes: int
-    """Number of bytes that it moves."""
+    """Number of bytes that the copy moves."""
     step: int
-    """Number of the step that it belongs to."""
+    """Number of the step that the copy belongs to."""
 
 
 class CopyLane:
@@ -99,7 +99,7 @@ class CopyLane:
         self._enter_thread = enter_thread
         self._link_free = 0.0
         self.last = already_done()
-        """Completion of the last copy that was queued. All before it are done when it is."""
+        """Completion of the last copy that was queued. All earlier copies are done when it is."""
         self._jobs: queue.SimpleQueue[Copy | None] = queue.SimpleQueue()
         self._launched: queue.SimpleQueue[Completion | None] = queue.SimpleQueue()
         self._watcher: threading.Thread | None = None
@@ -140,10 +140,10 @@ class CopyLane:
             self._watch(copy.completion)
 
     def _watch(self, launched: Completion) -> None:
-        """Let a second thread tell when the device has done the copy: this one launches more.
+        """Let a second thread wait for the device's copy, while the lane's own launches more.
 
-        The host's threads then learn of it by a call; none has to ask the device again and again,
-        and with that take the interpreter from the thread that launches backward.
+        The second thread tells the host's threads by a call. If these polled the device instead,
+        they would take the interpreter from the thread that launches backward.
         """
         if self._watcher is None:
             watcher = threading.Thread(

@@ -1,8 +1,8 @@
 """The host worker: threads that accumulate gradients and run CPU AdamW behind the device's back.
 
-Tasks are taken earliest deadline first, and only when what they need is there: an update that is
-due in three steps never holds up the gradients of the last one. The numerical work is in the
-callables, which give up the interpreter lock.
+Tasks are taken earliest deadline first, and only when their inputs are there: an update that is
+due in three steps never holds up the gradients of the last step. The numerical work is in the
+tasks' callables, which give up the interpreter lock.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class HostTask:
     rank: int
     """Place among the step's tasks of the same deadline."""
     order: int
-    """Number of tasks submitted before."""
+    """Number of tasks that were submitted before this one."""
     name: str = field(compare=False)
     """Name of the task's spans in a timeline."""
     parts: list[Callable[[], None]] = field(compare=False)
     """Parts that no thread has taken yet."""
     completion: Completion = field(compare=False)
-    """End of the task."""
+    """Completion that marks the end of the task."""
     num_unfinished: int = field(compare=False)
     """Number of parts that have not ended."""
     num_awaited: int = field(compare=False)
-    """Number of completions that have to come before it starts."""
+    """Number of completions that the task still waits for before it starts."""
 
 
 class HostWorker:
@@ -105,7 +105,7 @@ class HostWorker:
         return completion
 
     def _arrived(self, task: HostTask, completion: Completion | None) -> None:
-        """Count one completion off; the last lets the task start, a failed one ends it."""
+        """Note an awaited completion: the last one starts the task, a failed one ends it."""
         error = completion.error if completion is not None else None
         with self._condition:
             task.num_awaited -= 1
@@ -154,7 +154,7 @@ class HostWorker:
             del taken, task, part  # no references to buffers while idle
 
     def close(self) -> None:
-        """End the threads; tasks not yet started are dropped, and fail for who waits for them."""
+        """End the threads; tasks that have not started are dropped, and waits for them fail."""
         with self._condition:
             self._closed = True
             dropped = [*self._waiting.values(), *(task for task in self._ready if task.parts)]

@@ -7,7 +7,7 @@ import threading
 import psutil
 
 MOST_SECONDS = 5.0
-"""Seconds for which a thread's end is waited for. One that hangs is left behind."""
+"""Seconds to wait for a thread's end. A thread that hangs is left behind."""
 
 
 def start(thread: threading.Thread) -> None:
@@ -27,10 +27,10 @@ def start(thread: threading.Thread) -> None:
 
 
 def join(thread: threading.Thread) -> None:
-    """Wait for a thread's end, if it was begun.
+    """Wait for a thread's end, if the thread was started.
 
-    The garbage collector may close an optimizer in any thread, one of its own too: that one ends
-    when it comes to it.
+    The garbage collector may close an optimizer in any thread, even in one of its own. A thread
+    does not wait for itself.
     """
     if thread.ident is not None and thread is not threading.current_thread():
         thread.join(MOST_SECONDS)

@@ -19,7 +19,7 @@ class Hyper:
     """One parameter group's settings at one step."""
 
     lr: float
-    """Learning rate."""
+    """Learning rate of the group."""
     beta1: float
     """Decay of the first moment."""
     beta2: float
@@ -27,11 +27,11 @@ class Hyper:
     eps: float
     """Addend of the denominator."""
     weight_decay: float
-    """Decoupled weight decay."""
+    """Decoupled weight decay: a step shrinks weights by lr * weight_decay."""
 
     @classmethod
     def of(cls, group: Mapping[str, Any]) -> Hyper:
-        """Read them from a torch parameter group."""
+        """Return the settings of a torch parameter group."""
         beta1, beta2 = group["betas"]
         return cls(
             float(group["lr"]), float(beta1), float(beta2), group["eps"], group["weight_decay"]

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from itertools import groupby
 
 BLOCKS_PER_STEP = 8
-"""Number of blocks of the largest size that fit one step's share of the host work. More would even
-the load out further, but each block costs some bookkeeping."""
+"""Number of largest blocks in one step's part of the host work. More and smaller blocks would even
+the load out further, but each costs some bookkeeping."""
 
 FULL_STEP = 1.02
-"""Factor on the fair share of the host work that a step may reach, for fewer and larger tasks."""
+"""Largest load of a step, over the mean load, that is accepted for fewer and larger tasks."""
 
 MIN_AUTOMATIC_COLUMNS = 64
 """Least number of columns in a block. With fewer, rounding to whole ones distorts the traffic."""
@@ -26,12 +26,12 @@ MIN_AUTOMATIC_ELEMENTS = 1 << 15
 """Least number of elements in a block. Updating fewer takes less than a block's bookkeeping."""
 
 MAX_BUCKET_ELEMENTS = 1 << 25
-"""Number of elements at which a bucket is full. Each costs the thread that launches backward some
-hundred microseconds whatever its size, and a gradient's memory stays until its bucket is full."""
+"""Number of elements at which a bucket is full. A bucket costs the thread that launches backward
+some hundred microseconds at any size. A gradient's memory stays until its bucket is full."""
 
 MAX_COHORT_ELEMENTS = 1 << 18
 """Number of elements at which a cohort of small parameters is full. A host task and an upload cost
-tens of microseconds whatever their size, and of larger ones a finer balance is worth more."""
+tens of microseconds at any size; for larger parameters an even load is worth more than that."""
 
 LEAST_FULL = 1 << 14
 """Least number of elements at which a bucket or a cohort is full."""
@@ -54,10 +54,10 @@ class BlockShape:
     bucket: int
     """Index, in backward order, of the bucket that its parameter is copied in."""
     cohort: int
-    """Index, in backward order, of the small parameters whose blocks end their windows together,
-    as far as that fits."""
+    """Index, in backward order, of the block's cohort: small parameters whose blocks end their
+    windows together where the load allows."""
     num_important: int
-    """Number of columns that the device owns: by the ratio, at every time."""
+    """Number of columns that the device owns, which the ratio alone decides."""
 
     @property
     def num_deferred(self) -> int:
@@ -66,7 +66,7 @@ class BlockShape:
 
     @property
     def deferred_elements(self) -> int:
-        """Number of host-owned elements: the block's load in a step in which it is due."""
+        """Number of host-owned elements: the block's load in the step in which its window ends."""
         return self.num_deferred * self.num_rows
 
 
@@ -92,10 +92,10 @@ def partition(
 
     Args:
         shapes: (O, I) of each split parameter, in registration order.
-        topk_ratio: Share of each block's columns that is important.
-        update_interval: S, which sets a step's fair share of the work.
-        block_elements: Largest number of elements in a block; None for the fair share,
-            total / (8 S), with at least 64 columns and 2^15 elements a block.
+        topk_ratio: Fraction k of each block's columns that is important.
+        update_interval: S, the number of steps that the blocks are divided over.
+        block_elements: Largest number of elements in a block; None for total / (8 S), with at
+            least 64 columns and 2^15 elements a block.
     """
     total = sum(rows * columns for rows, columns in shapes)
     cap = block_elements or max(1, math.ceil(total / (BLOCKS_PER_STEP * update_interval)))
@@ -130,11 +130,11 @@ def partition(
 def filled_in_order(sizes: Sequence[int], most: int) -> list[int]:
     """Return each matrix's bucket or cohort, numbered in backward order.
 
-    Matrices join one until it has `most` elements, or a 32nd of a smaller model.
+    Neighbours join a bucket until it has `most` elements, or a 32nd of a smaller model.
 
     Args:
         sizes: Elements of each split parameter, in registration order.
-        most: Number of elements at which it is full in any model.
+        most: Number of elements at which a bucket is full in any model.
 
     >>> filled_in_order([1 << 14, 1 << 13, 1 << 13], 1 << 18)
     [1, 0, 0]
@@ -154,10 +154,11 @@ def filled_in_order(sizes: Sequence[int], most: int) -> list[int]:
 def assign_phases(loads: Sequence[int], cohorts: Sequence[int], interval: int) -> list[int]:
     """Return each block's phase in 1..interval, so that every step's load is about the same.
 
-    Blocks are taken in order and each goes to the least loaded phase, the smaller one on a tie, so
-    that the blocks due at one step are also spread over backward. A small cohort's go together,
-    for one host task and one upload in place of several; but one by one, largest first, after all
-    others, where they would bring a step's load above `FULL_STEP` of the fair share.
+    Blocks are taken in order, and each goes to the phase with the least load, the first one on a
+    tie. So the blocks due at one step are also spread over backward. Blocks of a small cohort go
+    together, for one host task and one upload in place of several. Where a cohort would bring a
+    step's load above `FULL_STEP` of the mean, its blocks go one by one, after all others, largest
+    first.
 
     Args:
         loads: Deferred elements of each block, in backward order.

@@ -1,7 +1,7 @@
-"""When each block's window ends, when selection is due, and how new knobs take effect.
+"""Calendar: the step at which each block's window ends, selections, and changes of knobs.
 
-Everything here is counted in steps that were really taken; no clock is read, so the calendar is
-the same however fast the machine is.
+Only steps that were taken count. No clock is read, so that the calendar does not depend on the
+machine's speed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from zenflow.rule.blocks import BlockShape, assign_phases
 
 
 class WindowCalendar:
-    """The due step of every block, under the knobs in force.
+    """Due step of every block, under the knobs in force.
 
     Attributes:
         knobs: Knobs in force, from the next step on where they have just been set.
@@ -84,16 +84,16 @@ class WindowCalendar:
         self.next_due = [step + (1 if is_warm_up else phase) for phase in self.phases()]
 
     def lag(self, step: int) -> int:
-        """Return the lag of an update that starts at this step's boundary."""
+        """Return the lag, in steps, of an update that starts at the end of this step."""
         return 0 if self.is_warm_up(step) else self.rule.effective_lag()
 
     def next_landing(self, block: int) -> int:
-        """Return the step in which the update of the block's open window will have landed."""
+        """Return the step by whose end the update of the block's open window will have landed."""
         due = self.next_due[block]
         return due + self.lag(due)
 
     def selects(self, step: int) -> bool:
-        """Whether a selection is asked for at this step; a block's comes at its next boundary."""
+        """Whether a selection is due at this step; blocks select when their next windows end."""
         first = max(self._warm_up, 1)
         every = self.knobs.select_interval
         if every == 0:
@@ -107,8 +107,8 @@ class WindowCalendar:
 
         - Rolling blocks get new phases, counted from this step.
         - Aligned blocks end together, S steps after the last of them began.
-        - No window grows longer than the old S and the new one together: else changes at every
-          step would put some blocks off for ever.
+        - No window grows longer than the old S and the new one together. Without that bound,
+          changes at every step would put some blocks off for ever.
         - No window ends before the next step.
         - During warm-up the new phases are laid out when it ends.
 

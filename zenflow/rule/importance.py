@@ -1,4 +1,4 @@
-"""Which columns are important: pure functions of the columns' scores."""
+"""Choice of important columns: pure functions of the columns' scores."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 from zenflow.rule.blocks import important_count
 
 CURVE_RATIOS = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7)
-"""Shares of each block's columns at which an energy curve is read."""
+"""Fractions of each block's columns at which an energy curve is read."""
 
 
 class ScoreCurve:
-    """How much of the columns' score the best columns of every block hold, by their share."""
+    """Energy curve: the score of each block's best columns, by their fraction of all columns."""
 
     def __init__(self, widths: Sequence[int], device: torch.device) -> None:
-        """Note how many columns count at each of `CURVE_RATIOS`.
+        """Compute each block's number of best columns at each of `CURVE_RATIOS`.
 
         Args:
             widths: Number of columns of each block, in the order of the columns.
@@ -34,7 +34,7 @@ class ScoreCurve:
         self._last_taken = taken.sum(dim=0).to(device)
 
     def read(self, scores: Tensor) -> Tensor:
-        """Return the total score, then what the best columns hold by `CURVE_RATIOS`; float32."""
+        """Return the total score, then the best columns' at each of `CURVE_RATIOS`; float32."""
         descending = scores.argsort(descending=True, stable=True)
         grouped = descending[self._block_of[descending].argsort(stable=True)]
         ordered = scores[grouped]
@@ -47,7 +47,7 @@ class ScoreCurve:
 
 
 def energy_curve(values: Sequence[float]) -> dict[float, float] | None:
-    """Return the shares by ratio from what `ScoreCurve.read` returned; None without a score."""
+    """Return fractions of the score by ratio, from `ScoreCurve.read`; None for a score of 0."""
     total, *sums = values
     if not total > 0:
         return None
@@ -58,13 +58,13 @@ def select_columns(scores: Tensor, is_important: Tensor, count: int, hysteresis:
     """Return the mask, shape (n,), of the `count` columns with the highest scores.
 
     An important column's score counts (1 + hysteresis) times, so that near-ties do not make
-    columns change owner again and again. Equal scores: the lower column index wins.
+    columns change owner again and again. Of equal scores the lower column index wins.
 
     Args:
         scores: Moving averages of squared column norms, shape (n,), float32.
         is_important: Who owns each column now, shape (n,), bool.
-        count: How many columns to select, at most n.
-        hysteresis: Share by which a newcomer must exceed the column it replaces.
+        count: Number of columns to select, at most n.
+        hysteresis: Fraction by which a newcomer's score must exceed the replaced column's.
     """
     weighted = torch.where(is_important, scores * (1.0 + hysteresis), scores)
     order = torch.argsort(weighted, descending=True, stable=True)

@@ -1,14 +1,14 @@
-"""How far AdamW's momentum carries the weights: what late updates are corrected by.
+"""Corrections for late weights: how far AdamW's momentum carries them.
 
-One gradient g moves AdamW's weights in every later step, by (1 - beta1) beta1^i of what a steady g
-would in the i-th, if the second moment stays as it is. Summed up:
+A gradient g moves AdamW's weights in all later steps. In the i-th of them, i from 0, it does
+(1 - beta1) beta1^i of a steady g's motion, if the second moment stays as it is. Summed up:
 
 - By momentum alone, j steps move the weights beta1 + ... + beta1^j times as far as the last step.
-- Within j steps a gradient has done 1 - beta1^j of all that it ever does, and 1 - beta1 of it in
-  the first.
+- Within j steps a gradient makes 1 - beta1^j of its whole motion, and 1 - beta1 of it in the first
+step.
 
-Late weights are used in several forwards, each of which wants the weights of its own step. The
-means over these forwards are what is right for all of them together.
+Late weights serve several forward passes. Ideally each would see the weights of its own step; the
+mean over these passes is the compromise.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import lru_cache
 
 
 def steps_ahead(beta1: float, num_steps: int) -> float:
-    """Return how far momentum alone goes in so many steps, in units of the last step.
+    """Return the motion by momentum alone in so many steps, in units of the last displacement.
 
     >>> steps_ahead(0.5, 2)
     0.75
@@ -27,10 +27,10 @@ def steps_ahead(beta1: float, num_steps: int) -> float:
 
 @lru_cache
 def upload_lead(beta1: float, lag: int, num_forwards: int) -> float:
-    """Return by how many of its last steps uploaded weights run ahead of the master.
+    """Return the rule's `lead`: how far an upload runs ahead, in units of the last displacement.
 
-    An upload that lands `lag` steps after it was made is used in forwards that want the weights of
-    lag, lag + 1, ... steps later.
+    An upload lands `lag` steps after its window's end. Its forward passes would ideally see the
+    weights of lag, lag + 1, ... steps later.
 
     Args:
         beta1: Decay of the first moment.
@@ -46,9 +46,10 @@ def upload_lead(beta1: float, lag: int, num_forwards: int) -> float:
 
 @lru_cache
 def fresh_share(beta1: float, num_forwards: int) -> float:
-    """Return how far a gradient moves the weights on average over the forwards that follow it.
+    """Return the rule's `share`: a gradient's mean motion over the forwards before its upload.
 
-    In units of what it does in its own step: the mean of (1 - beta1^j) / (1 - beta1).
+    The unit is the gradient's motion in its own step: the mean of (1 - beta1^j) / (1 - beta1) over
+    j = 1 .. num_forwards, and 0 for no forward.
 
     Args:
         beta1: Decay of the first moment.

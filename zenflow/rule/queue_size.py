@@ -1,21 +1,21 @@
 """Size of the memory in which gradients queue on the host. Pure arithmetic.
 
-The engine allocates what is said here, and the simulator counts it.
+The engine allocates this size, and the simulator counts it.
 """
 
 from __future__ import annotations
 
 AUTOMATIC_DEPTH = 4
-"""Largest depth that is chosen without being asked for. With gradients of two bytes a pass moves
-26 / q + 2 bytes of DRAM a step and parameter: beyond four gradients a core's arithmetic takes
+"""Largest depth q that is chosen automatically. With gradients of two bytes a pass moves
+26 / q + 2 bytes of DRAM for each step and parameter. Beyond q = 4 a core's arithmetic takes
 longer than that."""
 
 
 def pool_bytes(staging_bytes: int, depth: int) -> int:
-    """Return the bytes of the rooms that all blocks' further gradients share.
+    """Return the bytes of the pool in which all blocks' further gradients wait.
 
-    Blocks apply what waits in turn, so that between 0 and depth - 1 further gradients of each wait
-    before a step, and half as many on average.
+    Blocks apply their queues in turn. So before a step between 0 and depth - 1 further gradients
+    of each block wait, and (depth - 1) / 2 on average.
 
     Args:
         staging_bytes: Bytes of one step's deferred gradients.
@@ -29,10 +29,10 @@ def pool_bytes(staging_bytes: int, depth: int) -> int:
 
 
 def queue_depth(wanted: int | None, update_interval: int, spare_pools: float) -> int:
-    """Return how many of a column's gradients may wait on the host.
+    """Return q, the largest number of a column's gradients that may wait on the host.
 
     Args:
-        wanted: Depth that was asked for; None chooses one.
+        wanted: Depth that was asked for; None chooses the depth by the memory.
         update_interval: Largest S: no gradient waits beyond its window's end.
         spare_pools: Host memory that may be used, in steps' deferred gradients.
 

@@ -1,1 +1,1 @@
-"""One optimizer step: what becomes of its gradients, on the device, on the host, and back."""
+"""One optimizer step: its gradients on the device, on the host, and the weights that come back."""

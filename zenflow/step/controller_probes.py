@@ -1,4 +1,4 @@
-"""Controller probes: what a controller asks to have measured, beside what every report has."""
+"""Controller probes: measurements that are made only where a controller asks for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zenflow.step.window_sketch import WindowSketch
 
 
 class ControllerProbes:
-    """The sketch and the curve, each only where the controller asks for it.
+    """Sketch of open windows and energy curve, each only where the controller asks for it.
 
     Attributes:
         sketch: Measures open windows' gradients; None unless the controller asks for it.
@@ -21,7 +21,7 @@ class ControllerProbes:
     def __init__(
         self, controller: AbstractController, layout: Layout, device: AbstractDevice
     ) -> None:
-        """Make what is asked for; a layout without columns has nothing to measure."""
+        """Make the probes that the controller asks for; none for a layout without columns."""
         self._controller = controller
         self._device = device
         self._scores = layout.columns.scores
@@ -36,11 +36,11 @@ class ControllerProbes:
 
     @property
     def watching(self) -> WindowSketch | None:
-        """The sketch, while it takes gradients."""
+        """Sketch, if it takes gradients in this step; else None."""
         return self.sketch if self.sketch is not None and self.sketch.is_watching else None
 
     def follow(self) -> None:
-        """Between two steps, begin or cease to watch windows as the controller wants it."""
+        """Between two steps, begin or cease to sketch windows, as the controller wants."""
         if self.sketch is not None:
             self.sketch.watch(self._controller.looks_at_windows)
 
@@ -55,8 +55,8 @@ class ControllerProbes:
             step: The step's number.
 
         Returns:
-            Number of gradients in each block's window, of `WindowSketch.ages`, none without a
-            sketch; and the values of `ScoreCurve.read`, None where it was not this step's turn.
+            Number of gradients in each block's window (`WindowSketch.ages`), empty without a
+            sketch; and the values of `ScoreCurve.read`, None in a step without a curve.
         """
         ages: list[int] = []
         if self.watching is not None:

@@ -1,4 +1,4 @@
-"""Decisions: asks the controller after every step, and lets what it chooses come into force."""
+"""Decisions: asks the controller after every step, checks its knobs, and brings them in force."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Decisions:
     """A controller's decisions, checked and written down."""
 
     controller: AbstractController
-    """Chooses the knobs."""
+    """Controller that chooses the knobs."""
     layout: Layout
-    """What a ratio has to fit."""
+    """Layout whose host memory bounds the ratio k."""
     calendar: WindowCalendar
-    """Holds the knobs in force."""
+    """Calendar that holds the knobs in force."""
     log: list[tuple[int, Knobs]] = field(default_factory=list, init=False)
     """(step, knobs) of every change: the knobs hold from the step after."""
 
@@ -46,7 +46,7 @@ class Decisions:
         self.log.append((step, knobs))
 
     def _check_possible(self, knobs: Knobs, former: Knobs) -> None:
-        """Refuse a k that this layout can't take."""
+        """Refuse a k that this layout can not have: 0, 1, or less than its memory is for."""
         ratio = knobs.topk_ratio
         if ratio == former.topk_ratio:
             return

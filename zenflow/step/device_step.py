@@ -1,4 +1,4 @@
-"""The device's share of a step: global norm, clip factor, importance, AdamW on what it owns."""
+"""The device's part of a step: global norm, clip factor, scores, AdamW on its own columns."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def _laid_out(grad: Tensor, place: Resident) -> Tensor:
 def squared_norm(layout: Layout, resident_grads: Sequence[Tensor]) -> Tensor:
     """Return the squared L2 norm over all gradients of the step, float32, shape ().
 
-    Both gradient modes come through here, so that they clip by the same bits. The columns' part
-    is that of all ranks already.
+    Both gradient modes use this function, so that they clip by the same bits. Columns' energies
+    are summed over all ranks already.
     """
     squared = layout.columns.energies.sum()
     if resident_grads:
@@ -52,7 +52,7 @@ def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
 
 @dataclass(slots=True)
 class Measured:
-    """What one step's gradients measure."""
+    """Measurements of one step's gradients."""
 
     factor: Tensor
     """Factor on the gradients, clip factor times inverse loss scale; shape (), on the device."""
@@ -61,8 +61,8 @@ class Measured:
     is_scaling: bool
     """Whether the factor can differ from 1."""
     values: HostValues
-    """(factor, norm, important energy, total energy of split parameters) for the host, then what
-    the sketch read, if there is one."""
+    """Values for the host: (factor, norm, important energy, total energy of split parameters),
+    then the sketch's values, if there is a sketch."""
 
 
 def measure(
@@ -74,7 +74,7 @@ def measure(
     inverse_scale: float,
     sketch: WindowSketch | None,
 ) -> Measured:
-    """Return the step's clip factor and what else its gradients measure."""
+    """Return the measurements of a step's gradients, the clip factor among them."""
     columns = layout.columns
     norm = squared_norm(layout, resident_grads).sqrt() * inverse_scale
     factor = torch.ones_like(norm)
@@ -97,7 +97,7 @@ def measure(
 def move_scores(
     layout: Layout, gradients: StepGradients, decay: float, inverse_scale: float
 ) -> None:
-    """Move the columns' scores on by this step's energies, where there was a gradient."""
+    """Update the scores of columns with a gradient by this step's energies."""
     gain = (1.0 - decay) * inverse_scale**2
     if len(gradients.important) == len(layout.splits):
         layout.columns.scores.mul_(decay).add_(layout.columns.energies, alpha=gain)
@@ -119,9 +119,9 @@ def update_device(
     Args:
         layout: Places of all parameters.
         gradients: This step's gradients; a parameter without one is left alone, as torch does.
-        resident_grads: Gradients of `resident_grads_of`; overwritten.
+        resident_grads: Values of `resident_grads_of`; overwritten.
         hypers: Settings of each parameter group.
-        measured: The step's factor.
+        measured: Measurements of the step, of which the factor is used.
     """
     if measured.is_scaling and resident_grads:
         torch._foreach_mul_(resident_grads, measured.factor)
@@ -150,7 +150,7 @@ def _update_run(
     hyper: Hyper,
     measured: Measured,
 ) -> None:
-    """Step neighbouring parameters' columns in their bank and write their weights."""
+    """Apply AdamW to neighbouring parameters' columns in their bank, and write their weights."""
     grad_OK = torch.cat([gradients.important[split] for split in run], dim=1)
     # Always a copy, and contiguous: one pass turns columns into rows of another dtype.
     grad_KO = grad_OK.new_empty(grad_OK.shape[::-1], dtype=torch.float32).copy_(grad_OK.t())

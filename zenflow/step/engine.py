@@ -1,7 +1,7 @@
 """Engine: one step of the update rule, from gradients to landed weights.
 
-Every wait is a stall with a cause. Nothing here decides by the clock: what is computed depends on
-data, configuration and the controller's decisions only.
+Every wait is a stall with a cause. No decision depends on the clock: results follow from data,
+configuration and the controller's decisions only.
 
 Life of a gradient, with the module of `zenflow` where each part of it happens:
 
@@ -10,9 +10,9 @@ Life of a gradient, with the module of `zenflow` where each part of it happens:
 2. `GradientCollector.take` (`step.gradients.collector`) keeps a resident parameter's gradient
    whole. A split parameter's waits for the others of its bucket. Then it measures the energies of
    their columns and rows, and keeps their important columns.
-3. Nothing reads a full bucket's weights any more (`step.fresh.passed_weights`). The fresh step
-   (`step.fresh.steps`) moves the deferred ones by the gradients that the host has not applied.
-   Then these gradients' deferred columns leave: packed into the ring (`step.gradients.ring`) on a
+3. Backward is done with a full bucket's weights (`step.fresh.passed_weights`). The fresh step
+(`step.fresh.steps`) moves the deferred weights by the gradients that the host has not applied.
+Then these gradients' deferred columns leave: packed into the ring (`step.gradients.ring`) on a
    GPU in release mode, and copied by the d2h lane (`lanes.copies`) to where they wait on the host
    (`columns.gradient_queue`). Uploads into the bucket's weights may begin.
 4. `step()` calls `Engine.finish_step`. `step.device_step` computes the global norm and the clip
@@ -20,7 +20,7 @@ Life of a gradient, with the module of `zenflow` where each part of it happens:
    (`rule.adamw`) in device memory (`columns.device_rows`).
 5. `HostSchedule.begin` (`step.host.schedule`) asks the calendar (`rule.calendar`) which blocks'
    windows end. `ExactTasks` (`step.host.exact`) lets the gradient wait. For these blocks, and for
-   those whose queue is full, it queues a task that takes an AdamW step for every gradient that
+   blocks whose queue is full, it submits a catch-up pass: an AdamW step for every gradient that
    waits (`columns.host_update`). The published rule has tasks of its own (`step.host.published`).
 6. Host threads (`lanes.host_worker`) start a task when the copies that it needs are there, the
    earliest deadline first. The arithmetic is in C (`host.pool`, `host.kernel`). At a window's end
@@ -28,7 +28,7 @@ Life of a gradient, with the module of `zenflow` where each part of it happens:
    (`columns.upload_pool`).
 7. A window that ends may choose its important columns anew: `columns.handover` lets columns change
    owner with their state, for all blocks at once where k itself has changed.
-8. The update is in flight, a `Landing` (`columns.layout`). In the next step the `UploadGate`
+8. The update is in flight, a `PendingUpload` (`columns.layout`). In the next step the `UploadGate`
    (`step.uploads`) queues it for the h2d lane, as soon as backward has passed the weights, and
    waits at the end of that step for what is late: that wait is the stall which `device.stalls`
    measures and `step.reporter` reports. Where ranks' hosts share the work, each uploads its rows,
@@ -49,7 +49,7 @@ import torch
 from zenflow.columns.device_rows import Resident
 from zenflow.columns.gradient_queue import RoomPool
 from zenflow.columns.handover import resize
-from zenflow.columns.layout import Landing, Layout, SplitParam
+from zenflow.columns.layout import Layout, PendingUpload, SplitParam
 from zenflow.columns.local import local_of
 from zenflow.columns.upload_pool import UploadPool
 from zenflow.config import ZenFlowConfig
@@ -117,7 +117,7 @@ class Engine:
     ) -> None:
         """Start lanes and host threads; the optimizer has checked the arguments.
 
-        `ending` gets what ends each of them, so that they end even where the rest can't be made.
+        `ending` gets a callback to end each of them, so that all end even if a later start fails.
         """
         self.layout = layout
         self.config = config
@@ -145,7 +145,9 @@ class Engine:
         self.passed = PassedWeights(self.gate, self.fresh, lambda: self.step + 1)
         self.ring: GradientRing | None = None
         if releases and device.has_ring:
-            sizes = [(len(s.room.staging), s.part.most * s.param.itemsize) for s in layout.splits]
+            sizes = [
+                (len(s.slab_rows.staging), s.part.most * s.param.itemsize) for s in layout.splits
+            ]
             self.ring = GradientRing(device, sizes, wait_timeout=wait_timeout)
         self.same: SameGradients | None = None
         if layout.shares.group is not None and not releases:
@@ -162,7 +164,7 @@ class Engine:
         )
 
     def _start_host(self, num_threads: int, largest_interval: int) -> None:
-        """Start the host's threads, and allocate what their updates are uploaded from."""
+        """Start the host's threads, and allocate the upload buffers."""
         callers = min(POOL_CALLERS, num_threads)
         has_work = bool(self.layout.splits)
         self.host_threads = num_threads if has_work else 0
@@ -215,9 +217,8 @@ class Engine:
     def discard(self) -> None:
         """Forget the gradients of the step under way, which will not be taken.
 
-        What lands in it may be on its way into the weights: the next forward waits for that.
-        Weights that a fresh step has moved become the true ones, which have all gradients of the
-        steps that were taken.
+        Updates that land in the step may be on their way: the next forward waits for them. Weights
+        that a fresh step has moved become the true ones: all gradients of steps that were taken.
         """
         # A full bucket has moved weights, here as where no other rank has to be waited for.
         self.collector.send_added(self.step + 1)
@@ -230,7 +231,7 @@ class Engine:
 
     @torch.no_grad()
     def drop(self, places: Collection[SplitParam | Resident]) -> None:
-        """Take the step under way without these parameters' gradients, which came in already."""
+        """Drop these parameters' gradients from the step under way."""
         self.collector.send_added(self.step + 1)
         moved = self.collector.drop(places)
         splits = [place for place in places if isinstance(place, SplitParam)]
@@ -238,22 +239,22 @@ class Engine:
         self._undo(moved)
 
     def _undo(self, moved: Sequence[SplitParam]) -> None:
-        """Let weights that a fresh step has moved be the true ones."""
+        """Write the true weights over those that a fresh step has moved."""
         self.gate.order_after_uploads(
-            block.landing for block in self.layout.blocks if block.landing is not None
+            block.pending for block in self.layout.blocks if block.pending is not None
         )
         if self.fresh is None or not moved:
             return
         self.drain()
         for split in moved:
             for block in split.blocks:
-                if block.landing is not None:
-                    block.landing.end()
+                if block.pending is not None:
+                    block.pending.end()
             self.show_true(split)
             split.show_important()
 
     def show_true(self, split: SplitParam) -> None:
-        """Write a parameter's masters into its deferred columns on the device; all is drained."""
+        """Write a drained parameter's masters into its deferred columns on the device."""
         values = split.host.master.to(split.param.dtype)
         arrival = Arrival(values, split.deferred_columns, split.weight())
         self.device.unpack([arrival], self.device.mark(), self.layout.gather)
@@ -331,8 +332,8 @@ class Engine:
         self.decisions.ask(number, self.reporter.report)
         self.probes.follow()
 
-    def _run_host(self, step: Step) -> list[Landing]:
-        """Queue the host's work, select, and return what has landed in this step."""
+    def _run_host(self, step: Step) -> list[PendingUpload]:
+        """Queue the host's work, select, and return the updates that have landed in this step."""
         blocks = self.layout.blocks
         landed = self.gate.take_landings(blocks, step.number)
         selecting = self.schedule.begin(step)
@@ -364,16 +365,16 @@ class Engine:
         )
 
     def resize(self, topk_ratio: float) -> None:
-        """Lay drained blocks out for another ratio; what is in their windows is lost.
+        """Lay drained blocks out for another ratio k; gradients in open windows are lost.
 
-        For a state that is about to be loaded.
+        Called before a state is loaded.
         """
         resize(self.layout, topk_ratio, self.config.hysteresis)
         self.schedule.tasks.renew()
         self.calendar.open_all([block.shape for block in self.layout.blocks], self.step)
 
     def drain(self) -> None:
-        """Apply all that waits: host state is then that of the end of the last step."""
+        """Apply all gradients that wait: the host's state is then that of the last step's end."""
         blocks = self.layout.blocks
         self.schedule.tasks.flush(blocks)
         # Copies nothing waits for too: those of gradients that were dropped end in staging.
@@ -385,7 +386,7 @@ class Engine:
     def close(self) -> None:
         """End all threads; queued work that has not started is dropped.
 
-        A fork of the process has none of them, and copies of locks that nobody will open.
+        A forked process has no threads and copies of closed locks: there the call does nothing.
         """
         if self.process.is_here:
             self._ending.close()

@@ -1,4 +1,4 @@
-"""The newest step report: noted when a step ends, finished when the device has passed it."""
+"""Reporter of steps: notes facts when a step ends, and finishes the report behind the device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zenflow.rule.importance import energy_curve
 from zenflow.step.window_sketch import window_norms
 
 if TYPE_CHECKING:
-    from zenflow.columns.layout import Landing
+    from zenflow.columns.layout import PendingUpload
     from zenflow.device.base import AbstractDevice, HostValues
     from zenflow.device.stalls import StallClock
     from zenflow.knobs import Knobs
@@ -24,7 +24,7 @@ class Reporter:
     """Turns the facts of each step into its report, on a GPU while the next step is under way.
 
     Attributes:
-        report: The newest finished one.
+        report: The newest finished report.
     """
 
     def __init__(self, device: AbstractDevice, stalls: StallClock) -> None:
@@ -38,21 +38,21 @@ class Reporter:
     def note(
         self,
         step: Step,
-        landed: Sequence[Landing],
+        landed: Sequence[PendingUpload],
         knobs: Knobs,
         topk_ratio: float,
         ages: list[int],
         curve: HostValues | None,
     ) -> None:
-        """Take down at a step's end what is known of it; the step before is then reported.
+        """Note a step's facts at its end, and finish the report of the step before.
 
         Args:
-            step: The step; its gradients are not held on to.
-            landed: Updates that landed in it.
-            knobs: Those in force during it.
-            topk_ratio: Ratio of the layout during it.
+            step: The step; no reference to its gradients is kept.
+            landed: Updates that landed in the step.
+            knobs: Knobs in force during the step.
+            topk_ratio: Ratio of the layout during the step.
             ages: Number of gradients in each block's window, of `ControllerProbes.read`.
-            curve: The energy curve's values, of the same; None where it was not read.
+            curve: Values of the energy curve, of `ControllerProbes.read`; None in a step without.
         """
         self.resolve()
         start, end = self._end_of_step, self._device.timing_mark()
@@ -60,8 +60,8 @@ class Reporter:
             StepReport,
             step=step.number,
             d2h_bytes=step.gradients.num_bytes,
-            h2d_bytes=sum(landing.values.nbytes for landing in landed),
-            staleness=max((step.number - landing.opened for landing in landed), default=0),
+            h2d_bytes=sum(update.values.nbytes for update in landed),
+            staleness=max((step.number - update.opened for update in landed), default=0),
             update_interval=knobs.update_interval,
             lag=step.lag,
             topk_ratio=topk_ratio,
@@ -95,21 +95,21 @@ class Reporter:
         """Finish the last step's report; on a GPU this waits until the device has passed it.
 
         Raises:
-            NormError: The step's gradient norm is not finite; so says every call until another
-                state is loaded, since the weights may hold it.
+            NormError: The step's gradient norm is not finite. Every call raises it until another
+                state is loaded, since the weights may hold the gradient.
         """
         if self._finish_last is not None:
             self.report = self._finish_last()
             self._finish_last = None
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the report that the controller has not seen yet; None where it has seen all."""
+        """Return the report that the controller has not seen yet; None if it has seen all."""
         if self._device.is_synchronous or self.report is None:
             return None
         return self.report.to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Take up a report that `state_dict` returned, so that the next decision goes by it."""
+        """Take up a report that `state_dict` returned, for the next decision."""
         self._finish_last = None
         self._end_of_step = self._device.timing_mark()
         self.report = None
@@ -121,7 +121,7 @@ def check_finite(norm: float, step: int, device: AbstractDevice) -> None:
     """Refuse gradients that no rule can use.
 
     Raises:
-        NormError: The norm is not finite; the message says what can be done now.
+        NormError: The norm is not finite; the message has the remedy.
     """
     if math.isfinite(norm):
         return

@@ -1,10 +1,9 @@
-"""Whether ranks that share the hosts' work have the same gradients.
+"""Check that ranks which share the hosts' work have the same gradients.
 
-`DistributedDataParallel` averages gradients, and nothing in them shows that it has not: a pass
-inside of `no_sync()`, or through `model.module`, leaves every rank with its own. Then ranks would
-choose other columns, and their devices wait for each other in vain. So they compare the norm, one
-number, before it is used. On a GPU the answer is looked at when it is there: before a selection,
-or a step later.
+`DistributedDataParallel` averages gradients, but not in a pass inside of `no_sync()` or through
+`model.module`: then every rank has its own. Such ranks would choose different columns, and their
+devices would wait for each other in vain. So they compare the norm, one number, before it is used.
+On a GPU the result is read when it has come: before a selection, or a step later.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ if TYPE_CHECKING:
     from zenflow.device.base import AbstractDevice, HostValues
 
 TOLERANCE = 1e-5
-"""Largest difference of two ranks' norms, of the larger one, that kinds of GPUs may explain."""
+"""Largest relative difference of two ranks' norms that different kinds of GPUs may explain."""
 
 REMEDY = (
     "let the last backward before step() go through the DistributedDataParallel module, not its "
     ".module, and outside of no_sync()"
 )
-"""What to do about gradients that ranks have not averaged."""
+"""Remedy for gradients that ranks have not averaged, as messages end."""
 
 
 class SameGradients:
-    """Compares the ranks' gradients in keep mode, where nobody says how they came to be."""
+    """Compares the ranks' norms in keep mode, where no hook shows that gradients were averaged."""
 
     def __init__(self, shares: HostShares, device: AbstractDevice) -> None:
         """Start with nothing compared."""

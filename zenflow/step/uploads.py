@@ -1,4 +1,4 @@
-"""The upload gate: lets updates up when weights are free, waits for what must have landed."""
+"""Upload gate: starts uploads when weights are free, and waits for those that must land."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zenflow.lanes.completion import Completion, unique, wait_all
 from zenflow.lanes.copies import Copy
 
 if TYPE_CHECKING:
-    from zenflow.columns.layout import Block, Landing
+    from zenflow.columns.layout import Block, PendingUpload
     from zenflow.device.base import AbstractDevice, Gather, LateGradient
     from zenflow.device.stalls import StallClock
     from zenflow.lanes.copies import CopyLane
@@ -32,16 +32,16 @@ class UploadGate:
     def lands(self, block: Block, step: int) -> bool:
         """Whether the block's update in flight lands in this step.
 
-        It does at its landing step, and at the latest when the block's next window ends.
+        An update lands at its landing step, and at the latest when the block's next window ends.
         """
-        return block.landing is not None and (
-            block.landing.land_step == step or self.calendar.is_due(block.index, step)
+        return block.pending is not None and (
+            block.pending.land_step == step or self.calendar.is_due(block.index, step)
         )
 
     def is_awaited(self, block: Block, step: int) -> bool:
-        """Whether the block has an upload that is to begin in this step, and has not."""
-        landing = block.landing
-        return landing is not None and landing.uploaded is None and self.lands(block, step)
+        """Whether the block's upload is to begin in this step, and has not begun."""
+        update = block.pending
+        return update is not None and update.uploaded is None and self.lands(block, step)
 
     def start_uploads(
         self,
@@ -50,13 +50,13 @@ class UploadGate:
         step: int,
         late: Callable[[Block], LateGradient | None] = lambda _: None,
     ) -> None:
-        """Queue the upload of what lands in this step, from blocks whose weights are not in use.
+        """Queue the uploads that land in this step, for blocks whose weights are not in use.
 
         Args:
-            blocks: Any blocks; those with nothing to land are passed over.
+            blocks: Any blocks; blocks without a landing update are skipped.
             mark: The device's position after the last use of the weights.
             step: The step under way.
-            late: Returns the gradient that a block's weights still have to be moved by.
+            late: Function that returns the gradient whose fresh step a block's weights still need.
         """
         self.start_parts(
             [
@@ -74,11 +74,11 @@ class UploadGate:
         mark: Any,
         step: int,
     ) -> list[Completion]:
-        """Queue the upload of some rows of what lands in this step.
+        """Queue the upload of some rows of updates that land in this step.
 
         Args:
-            parts: Block, first row, row after the last, and the gradient that these rows still
-                have to be moved by. A block's parts come in order, the last one last.
+            parts: Block, first row, row after the last, and the gradient whose fresh step these
+                rows still need. A block's parts come in order, the last one last.
             mark: The device's position after the last use of the weights.
             step: The step under way.
 
@@ -90,13 +90,13 @@ class UploadGate:
         uploaded = Completion(f"the upload of step {step} (h2d)")
         arrivals, computed = [], []
         for block, low, high, late in parts:
-            landing = block.landing
-            assert landing is not None
-            landing.uploaded = uploaded
-            computed.append(landing.computed)
-            if landing.buffer is not None:
-                landing.buffer.uploads.append(uploaded)
-            values, columns = landing.values, block.deferred_columns
+            update = block.pending
+            assert update is not None
+            update.uploaded = uploaded
+            computed.append(update.computed)
+            if update.buffer is not None:
+                update.buffer.uploads.append(uploaded)
+            values, columns = update.values, block.deferred_columns
             if high - low < block.shape.num_deferred:  # a view costs as much as an operation
                 values, columns = values[low:high], columns[low:high]
             arrivals.append(Arrival(values, columns, block.split.weight(), late))
@@ -111,30 +111,30 @@ class UploadGate:
         )
         return [uploaded]
 
-    def take_landings(self, blocks: Iterable[Block], step: int) -> list[Landing]:
-        """Take what lands in this step off its blocks; all its uploads have been started."""
-        landings = []
+    def take_landings(self, blocks: Iterable[Block], step: int) -> list[PendingUpload]:
+        """Take the updates that land in this step out of flight; their uploads have started."""
+        landed = []
         for block in blocks:
-            landing = block.landing
-            if landing is not None and self.lands(block, step):
-                assert landing.uploaded is not None, "an update that lands was never let up"
-                landings.append(landing)
-                landing.end()
-        return landings
+            update = block.pending
+            if update is not None and self.lands(block, step):
+                assert update.uploaded is not None, "an update that lands was never let up"
+                landed.append(update)
+                update.end()
+        return landed
 
-    def wait(self, landings: Sequence[Landing]) -> None:
-        """Let the next forward see these updates; what is not there yet is stall."""
-        if not landings:
+    def wait(self, updates: Sequence[PendingUpload]) -> None:
+        """Let the next forward see these updates; a wait for one that is late is a stall."""
+        if not updates:
             return
         with self.stalls.waiting("d2h"):
-            wait_all(unique(c for x in landings for c in x.copied), self.wait_timeout)
+            wait_all(unique(c for update in updates for c in update.copied), self.wait_timeout)
         with self.stalls.waiting("host"):
-            wait_all(unique(x.computed for x in landings), self.wait_timeout)
+            wait_all(unique(update.computed for update in updates), self.wait_timeout)
         with self.stalls.waiting("h2d"):
-            self.order_after_uploads(landings)
+            self.order_after_uploads(updates)
 
-    def order_after_uploads(self, landings: Iterable[Landing]) -> None:
-        """Let compute launched from now on come after the uploads that have been started."""
-        for uploaded in unique(landing.uploaded for landing in landings):
+    def order_after_uploads(self, updates: Iterable[PendingUpload]) -> None:
+        """Order compute that is launched from now on after these updates' uploads."""
+        for uploaded in unique(update.uploaded for update in updates):
             uploaded.wait_launched(self.wait_timeout)
             self.device.order_after(uploaded)

@@ -1,8 +1,8 @@
-"""Sketch: how large the gradients are that wait in open windows, without keeping them.
+"""Window sketch: estimates the norms of open windows' summed gradients, without keeping these.
 
-A few fixed random sign vectors times a gradient give a few numbers per column. They are linear in
-the gradient, so that sums over a window add up, cancellation included, and the mean of their
-squares is an unbiased estimate of the column's squared norm.
+A few fixed random sign vectors times a gradient give a few numbers per column, its sketch. A
+sketch is linear in the gradient, so that sketches add up over a window, cancellation included. The
+mean of its squares is an unbiased estimate of the column's squared norm.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class WindowSketch:
     """Sums of sketched gradients of every column's open window, on the device.
 
     Attributes:
-        sums: Sketches of the clipped gradients since each window began, added up,
+        sums: Summed sketches of the clipped gradients since each window began,
             (NUM_SIGNS, all columns), float32.
         is_watching: Whether gradients are sketched; a window that began unwatched has no norms.
         is_whole: Whether the sums hold all that the window holds, for each block.
@@ -84,8 +84,8 @@ class WindowSketch:
     def read(self, columns: ColumnVectors, factor: Tensor) -> Tensor:
         """Return every block's squared norms with this step's gradients, (2 * blocks,) float32.
 
-        First those of the deferred columns' sums, then those of this step's important gradients;
-        `window_norms` reads them. The windows take the gradients at `close`.
+        The first half is of the deferred columns' sums, the second of this step's important
+        gradients; `window_norms` reads them. The windows take the gradients at `close`.
 
         Args:
             columns: This step's energies, and who owns each column.
@@ -97,12 +97,12 @@ class WindowSketch:
         return torch.cat([self._by_block(deferred), self._by_block(important) * factor * factor])
 
     def _by_block(self, by_column: Tensor) -> Tensor:
-        """Sum over each block's columns, in the same order at every time."""
+        """Sum over each block's columns, always in one order, so that bits repeat."""
         # Unsafe only in that the lengths aren't checked, for which a GPU would have to be awaited.
         return torch.segment_reduce(by_column, "sum", lengths=self._lengths, unsafe=True)
 
     def close(self, next_due: Sequence[int], step: int) -> None:
-        """Let the windows take the step's gradients, and begin anew those that end with it."""
+        """Add the step's gradients to the windows, and clear windows that end with the step."""
         ends = [next_due[block.index] == step for block in self._blocks]
         goes_on = [
             float(whole and not end) for whole, end in zip(self.is_whole, ends, strict=True)
@@ -112,25 +112,25 @@ class WindowSketch:
         self.is_whole = [whole or end for whole, end in zip(self.is_whole, ends, strict=True)]
 
     def watch(self, wanted: bool) -> None:
-        """Sketch gradients from the next step on, or no longer; the step before has ended."""
+        """Begin or cease to sketch gradients, from the next step on; called between two steps."""
         if wanted and not self.is_watching:
             self.sums.zero_()
             self.is_whole = [block.count == 0 for block in self._blocks]
         self.is_watching = wanted
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is known of the open windows beside their sums, JSON-ready."""
+        """Return the sketch's state without its tensors, JSON-ready."""
         return {"is_watching": self.is_watching, "is_whole": list(self.is_whole)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``state_dict`` returned; the sums are set in place."""
+        """Take up a state of ``state_dict``; the caller sets the sums in place."""
         self.is_watching = bool(state["is_watching"])
         self.is_whole = [bool(whole) for whole in state["is_whole"]]
 
     def ages(self, present: Sequence[SplitParam]) -> list[int]:
-        """Return how many gradients each block's window holds with this step's.
+        """Return the number of gradients in each block's window, with this step's.
 
-        0 for blocks that took none in this step, have no deferred columns, or are not whole.
+        0 for blocks without a gradient in this step, without deferred columns, or not whole.
 
         Args:
             present: Parameters with a gradient in this step, whose blocks haven't counted it.
@@ -151,7 +151,7 @@ def _signs(index: int, split: SplitParam) -> Tensor:
 
 
 def window_norms(ages: Sequence[int], values: Sequence[float]) -> tuple[WindowNorms, ...]:
-    """Return the norms by age, ascending.
+    """Return the norms of deferred and important gradients by window age, ascending.
 
     Args:
         ages: Number of gradients in each block's window, of `WindowSketch.ages`.

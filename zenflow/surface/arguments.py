@@ -18,7 +18,7 @@ from zenflow.host.ranks import ranks_on_this_machine
 _log = logging.getLogger(__name__)
 
 TRAINED = (torch.float32, torch.bfloat16, torch.float16)
-"""Dtypes of parameters."""
+"""Dtypes that a trainable parameter may have."""
 
 SETTINGS = ("lr", "betas", "eps", "weight_decay")
 """AdamW's settings, which every parameter group has."""
@@ -30,7 +30,7 @@ OTHER_RULES = {
     "differentiable": False,
     "decoupled_weight_decay": True,
 }
-"""Settings of torch's groups that would ask for another update, and the only value taken."""
+"""Settings of torch's groups that would ask for another update, each with its only valid value."""
 
 
 def named_params(param_groups: Sequence[dict[str, Any]]) -> list[NamedParam]:
@@ -74,7 +74,7 @@ def named_params(param_groups: Sequence[dict[str, Any]]) -> list[NamedParam]:
 
 
 def made_for_inference(name: str) -> str:
-    """Return what to say of a parameter that autograd leaves out for good."""
+    """Return the message for a parameter that autograd leaves out for good."""
     return (
         f"{name} was made under torch.inference_mode(), and what is made there can't be trained: "
         "make, load or move the model outside of it, then make the optimizer; torch.no_grad() "
@@ -86,7 +86,7 @@ def checked_config(config: object) -> ZenFlowConfig:
     """Return the settings of the update rule; the preset "zenflow" for None.
 
     Raises:
-        TypeError: It is something else, such as the settings' dict.
+        TypeError: The argument is something else, such as a dict of settings.
     """
     if config is None:
         return ZenFlowConfig()
@@ -100,7 +100,7 @@ def checked_config(config: object) -> ZenFlowConfig:
 
 
 def note_unused(**flags: bool | None) -> None:
-    """Log which of torch's flags were given and have no effect here."""
+    """Log the flags of torch's AdamW that were given and have no effect here."""
     given = [name for name, value in flags.items() if value is not None]
     if given:
         _log.info("%s: of no effect here, they choose among torch's own", ", ".join(given))
@@ -151,7 +151,7 @@ def check_norm(norm: object, name: str, remedy: str) -> None:
     """Check a norm that gradients are to be clipped to.
 
     Raises:
-        ValueError: It is no positive number.
+        ValueError: The norm is no positive number.
     """
     is_number = isinstance(norm, (int, float, torch.Tensor)) and norm is not True
     if not is_number or not norm > 0:  # type: ignore[operator]
@@ -163,7 +163,7 @@ def check_group(group: Mapping[str, Any]) -> None:
 
     Raises:
         TypeError: The learning rate is no number.
-        ValueError: A setting breaks its rule, or asks for an update that is another one.
+        ValueError: A setting breaks its rule, or asks for another update than AdamW's.
     """
     check_settings(group["lr"], group["betas"], group["eps"], group["weight_decay"])
     for name, only in OTHER_RULES.items():
@@ -181,7 +181,7 @@ def check_arguments(
     host_threads: int | None,
     wait_timeout: float,
 ) -> None:
-    """Check what holds for the whole optimizer.
+    """Check the arguments that hold for the whole optimizer.
 
     Raises:
         ValueError: An argument breaks its rule; the message lists all that do.
@@ -209,7 +209,7 @@ def common_device(named: Sequence[NamedParam]) -> torch.device:
     """Return the device of all parameters.
 
     Raises:
-        ValueError: There is not exactly one.
+        ValueError: The parameters are on several devices, or there is no parameter.
     """
     if not named:
         raise ValueError(
@@ -225,11 +225,11 @@ def common_device(named: Sequence[NamedParam]) -> torch.device:
 
 
 def default_host_threads(cores: int | None = None) -> int:
-    """Return how many threads leave a quarter of the cores, at most four, to the others.
+    """Return the number of host threads: all cores but a quarter, at most four, for the others.
 
-    Ranks that torchrun starts on one machine have a share of its cores each. The others are the
-    training thread, autograd's, and on a GPU the copy lanes'. On two cores they have one. The
-    host's update is bound by memory long before the last core.
+    The others are the training thread, autograd's, and on a GPU the copy lanes'; of two cores
+    they have one. The host's update is bound by memory long before the last core. Ranks that
+    torchrun starts on one machine divide its cores.
 
     Args:
         cores: Cores of this process; None for an equal share of the machine's.

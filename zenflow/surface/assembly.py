@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 STATE_BYTES = 12
-"""Bytes of a parameter's state, wherever it is: AdamW's two moments and the master, float32."""
+"""Bytes of an element's state, on device or host: two moments and the master, float32."""
 
 
 def start_engine(
@@ -57,8 +57,8 @@ def start_engine(
 ) -> tuple[Engine, list[SplitParam | Resident]]:
     """Allocate the state of all trainable parameters and start the threads that work on it.
 
-    `settings` are others that have to be equal on all ranks that share rows of parameters, or the
-    host's work on them, as those of `process_group` do.
+    `settings` are further values that must be equal on all ranks which share parameters or the
+    host's work.
 
     Returns:
         The engine, and every trainable parameter's place in registration order.
@@ -120,7 +120,7 @@ def start_engine(
 
 
 def _too_much(named: Sequence[NamedParam]) -> str:
-    """Return what to say of host memory that was refused."""
+    """Return the message for host memory that the system refused."""
     count = sum(item.data.numel() for item in named)
     free, limit = free_bytes()
     return (
@@ -137,7 +137,7 @@ def _shared_settings(
     config: ZenFlowConfig,
     controller: AbstractController | None,
 ) -> dict[str, Any]:
-    """Return what decides about columns, which ranks have to decide alike."""
+    """Return the settings that decide about columns, which must be equal on all ranks."""
     params = [(item.name, tuple(item.param.shape), str(item.param.dtype)) for item in named]
     return {
         "config": config.to_dict(),
@@ -172,13 +172,13 @@ def add_residents(engine: Engine, param_groups: Sequence[dict[str, Any]]) -> lis
 
 
 def _longest_window(known: int, controller: AbstractController) -> int:
-    """Return the largest S to have memory for; a controller may not say how far it goes."""
+    """Return the largest S to allocate for: the controller's, or the first S if it names none."""
     is_known = isinstance(controller, FixedInterval) or controller.largest_interval is not None
     return known if is_known else max(known, AUTOMATIC_DEPTH)
 
 
 def _check_ranks(controller: AbstractController | None, *, releases: bool) -> None:
-    """Refuse a mode that ranks can't use, and a controller by whose decisions they would part."""
+    """Refuse a mode that ranks can't use, and a controller that could decide otherwise by rank."""
     ranks = num_ranks()
     if releases and ranks > 1:
         raise ValueError(
@@ -194,7 +194,7 @@ def _check_ranks(controller: AbstractController | None, *, releases: bool) -> No
 
 
 def bind(device: torch.device, wait_timeout: float) -> AbstractDevice:
-    """Return the operations for a torch device, whose waits end after so many seconds.
+    """Return the device operations for a torch device; a wait longer than `wait_timeout` fails.
 
     Raises:
         ValueError: The device is neither a CPU nor CUDA.

@@ -1,10 +1,10 @@
 """Release mode under data parallelism: gradients leave as their averages come in.
 
 `DistributedDataParallel` averages gradients over ranks bucket by bucket, while backward goes on. A
-parameter's own hooks run before that. DDP's communication hook begins a bucket's average, and
-nobody calls when that is over. So a bucket is taken when backward hands the next one over, and the
-last one when DDP has ended its backward. What is computed from then on comes after the average: it
-waits only where averages take longer than backward does.
+parameter's own hooks run before that. DDP's communication hook begins a bucket's average, and no
+hook tells its end. So the optimizer takes a bucket when backward hands the next one over, and the
+last one when DDP has ended its backward. Later compute is ordered after the average: it waits only
+where averages take longer than backward.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 
 class TakesAverages(WithEngine):
-    """The optimizer's surface, as far as it is about averages over data-parallel ranks."""
+    """The part of the optimizer's surface about averages over data-parallel ranks."""
 
     def release_from(self, model: DistributedDataParallel) -> None:
         """Take gradients in backward, as their averages over the model's ranks come in.
 
-        For release mode with a `process_group`: every rank calls it before the first backward. It
-        takes the place of the model's communication hook.
+        For release mode with a `process_group`: every rank calls it before the first backward. The
+        optimizer's hook takes the place of the model's communication hook.
 
         Args:
             model: Module that averages the gradients of all of this optimizer's parameters.
@@ -83,12 +83,12 @@ class TakesAverages(WithEngine):
         self._source.note_arrivals(hook.own)
 
     _averages: _AveragesHook | None = None
-    """What follows the averages in release mode."""
+    """Communication hook of the model in release mode; None before `release_from`."""
     _models: Sequence[weakref.ref[DistributedDataParallel]] | None = None
     """Modules that average the gradients; None before they have been looked for."""
 
     def _check_averages(self) -> None:
-        """Refuse gradients that not all ranks have, before they are used.
+        """Refuse gradients that are not the average of all ranks, before they are used.
 
         Raises:
             GradientError: A gradient has not been averaged.
@@ -118,7 +118,7 @@ class _AveragesHook:
         model: weakref.ref[DistributedDataParallel],
         process_group: ProcessGroup,
     ) -> None:
-        """Start with no bucket; the model that has this hook outlives optimizers."""
+        """Start with no bucket; references are weak: the model and its hook outlive optimizers."""
         self._optimizer = optimizer
         self._model = model
         self._process_group = process_group
@@ -127,7 +127,7 @@ class _AveragesHook:
         self._begun: tuple[GradBucket, Future[Tensor]] | None = None
 
     def begin(self, bucket: GradBucket) -> Future[Tensor]:
-        """Return the average to be."""
+        """Begin the average of a bucket, take the one before, and return the average's future."""
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
         _check_join(self._model())
@@ -177,7 +177,7 @@ def _check_join(model: DistributedDataParallel | None) -> None:
     """Refuse torch's context in which a rank may end before the others.
 
     Raises:
-        RuntimeError: The model is in it.
+        RuntimeError: The model is in that context.
     """
     if model is not None and model._join_config.enable:
         raise RuntimeError(
@@ -188,9 +188,9 @@ def _check_join(model: DistributedDataParallel | None) -> None:
 
 
 def _in_order_of(param: Tensor, grad: Tensor) -> Tensor:
-    """Return a bucket's part as the gradient that it is: it has the parameter's order in memory.
+    """Return a piece of a bucket as a gradient in its parameter's order in memory.
 
-    Unless the parameter has gaps, as `bucket.gradients()` takes all of them to have.
+    A parameter with gaps in memory has its gradient contiguous, as `bucket.gradients()` has it.
     """
     has_gaps = torch.empty_like(param, device="meta").stride() != param.stride()
     if has_gaps or param.is_contiguous():

@@ -1,4 +1,4 @@
-"""Where gradients come from: hooks that release them in backward, or `.grad` at the step."""
+"""Sources of gradients: hooks that release them in backward, or `.grad` at the step."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class GradientSource:
 
         Args:
             engine: Engine whose collector takes the gradients.
-            places: Every trainable parameter's, in registration order.
+            places: Place of every trainable parameter, in registration order.
             frozen: Parameters that were not trainable when the optimizer was made.
             releases: Whether a gradient's memory is given up when it is taken.
             accumulation_steps: Backward passes per step; only release mode looks at it.
@@ -84,7 +84,7 @@ class GradientSource:
         """Release gradients in backward from now on.
 
         Args:
-            check: Raises where a backward can't be followed by a step. Held weakly, like this
+            check: Method that raises where no step can follow a backward. Held weakly, like this
                 source: parameters outlive optimizers.
         """
         self._check = check
@@ -112,7 +112,7 @@ class GradientSource:
             self._hooks.append(handle)
 
     def note_arrivals(self, noted: set[SplitParam | Resident]) -> None:
-        """Put every parameter whose gradient comes or grows into a set from now on."""
+        """From now on, add every parameter whose gradient comes or grows to this set."""
 
         def note(place: SplitParam | Resident) -> Callable[[Tensor], None]:
             return lambda _: noted.add(place)
@@ -134,7 +134,7 @@ class GradientSource:
             self._take(place)
 
     def _is_last_arrival(self, place: SplitParam | Resident) -> bool:
-        """Count a micro-batch; return whether it is the step's last.
+        """Count a micro-batch, and return whether it is the step's last.
 
         Raises:
             GradientError: The gradient of a whole step has left already, and is not in `.grad`.
@@ -150,7 +150,7 @@ class GradientSource:
         return self._arrivals[place] == self._accumulation_steps
 
     def _restart_if_replaced(self, place: SplitParam | Resident) -> None:
-        """Count anew if the sum of the earlier micro-batches is not in `.grad` any more."""
+        """Count micro-batches anew if the sum of the earlier ones has gone from `.grad`."""
         grad = place.param.grad
         known = self._sums.get(place)
         if known is not None and not known.is_of(grad):
@@ -161,10 +161,10 @@ class GradientSource:
             self._sums[place] = _Identity(grad)
 
     def expect_passes(self, count: int) -> None:
-        """Let gradients leave in the last of so many backward passes, from the next one on.
+        """Let gradients leave in the last of `count` backward passes, from the next one on.
 
-        For steps of more or fewer passes than the optimizer was made for. Later steps have as
-        many as this one in all. Where gradients have left already nothing changes.
+        For steps of more or fewer passes than the optimizer was made for. Later steps have as many
+        passes as this one in all. Where gradients have left already nothing changes.
         """
         if self._engine.collector.is_empty:
             self._accumulation_steps = max(self._arrivals.values(), default=0) + count
@@ -174,7 +174,7 @@ class GradientSource:
     def average_came(self, place: SplitParam | Resident, grad: Tensor) -> None:
         """Release a gradient that ranks have averaged, once its last micro-batch is in it.
 
-        `leave_placeholders` follows when nobody writes to `.grad` any more.
+        `leave_placeholders` follows when DDP has done its last write to `.grad`.
         """
         if self._is_last_arrival(place):
             engine = self._engine
@@ -182,7 +182,7 @@ class GradientSource:
             self._averages.append(place)
 
     def leave_placeholders(self) -> None:
-        """Give up the memory of the averages that have been taken."""
+        """Put placeholders in the place of averages that were taken, whose memory is then free."""
         for place in self._averages:
             self._leave_placeholder(place)
         self._averages.clear()
@@ -192,10 +192,10 @@ class GradientSource:
         self._left[place] = None
 
     def check_hooks(self) -> None:
-        """Refuse gradients of data-parallel ranks that nothing has let leave.
+        """Refuse release mode under data parallelism without `release_from`.
 
         Raises:
-            GradientError: They were to leave during backward.
+            GradientError: No hook lets the ranks' gradients leave during backward.
         """
         if self.releases and not self.has_hooks:
             raise GradientError(
@@ -220,7 +220,7 @@ class GradientSource:
 
     @torch.no_grad()
     def take_rest(self) -> None:
-        """Take what has not been taken: keep mode, or parameters that some micro-batch missed."""
+        """Take the gradients left in `.grad`: keep mode's, or those that a micro-batch missed."""
         for place in reversed(self._places):
             self._take(place)
         self._engine.collector.measure_rest()
@@ -236,20 +236,20 @@ class GradientSource:
             )
 
     def _read_marks(self) -> list[Mark]:
-        """Return what a change of the weights changes, and what says where they are."""
+        """Return a mark of every parameter, which differs after a change of its weights."""
         for place in self._places:
             if place.param.is_inference():  # has no version
                 raise RuntimeError(made_for_inference(place.name))
         return [(p.param._version, p.data.data_ptr(), p.param.dtype) for p in self._places]
 
     def count_change(self) -> None:
-        """Let autograd know that the weights are others: a graph that was kept is of no use."""
+        """Tell autograd that weights have changed: a backward through an old graph then fails."""
         torch.autograd.graph.increment_version([place.param for place in self._places])
         # Changes by others are still noticed.
         self._marks = [(version + 1, place, dtype) for version, place, dtype in self._marks]
 
     def accept_weights(self) -> None:
-        """Go on from the weights as they are."""
+        """Take the weights as they are for unchanged."""
         self._marks = self._read_marks()
 
     @property
@@ -277,7 +277,7 @@ class GradientSource:
                 )
 
     def check_untouched(self) -> None:
-        """Refuse what torch's AdamW would take up and this optimizer could not.
+        """Refuse changes by others that torch's AdamW would take up and this optimizer can't.
 
         Raises:
             RuntimeError: Weights were changed, or a frozen parameter has a gradient.
@@ -296,10 +296,10 @@ class GradientSource:
                 )
 
     def drop_missing(self) -> None:
-        """Drop gradients that have left and whose placeholders are not in `.grad` any more.
+        """Drop gradients that have left and whose placeholders have gone from `.grad`.
 
-        As with torch's optimizers, a gradient that is not there when the step is taken does not
-        count. No forward has seen what its fresh step has moved.
+        As with torch's optimizers, a gradient that is gone when the step is taken does not count.
+        No forward has seen the weights that its fresh step has moved.
 
         Raises:
             GradientError: Another tensor is in a placeholder's place.
@@ -322,7 +322,7 @@ class GradientSource:
             del self._left[place]
 
     def forget(self) -> None:
-        """Drop what was taken since the last step."""
+        """Drop the gradients that were taken since the last step."""
         if not self._engine.collector.is_empty:
             self._engine.discard()
         self.abandon()
@@ -333,7 +333,7 @@ class GradientSource:
         self._sums.clear()
 
     def abandon(self) -> None:
-        """Drop it without waiting for anything: the engine has failed."""
+        """Drop the gradients that were taken, without a wait: the engine may have failed."""
         self._engine.collector.discard()
         self.restart_count()
         self._left.clear()
@@ -350,14 +350,14 @@ class GradientSource:
             place.param.grad = None
 
     def remove_hooks(self) -> None:
-        """Leave the parameters as they were."""
+        """Remove all hooks from the parameters."""
         for handle in self._hooks:
             handle.remove()
         self._hooks.clear()
 
 
 class _Identity:
-    """Tells whether a tensor is the one from before, without keeping that alive."""
+    """Recognizes a tensor without keeping it alive."""
 
     def __init__(self, tensor: Tensor) -> None:
         # While there is a weak reference no other tensor gets this address.
@@ -365,7 +365,7 @@ class _Identity:
         self._address = tensor._cdata
 
     def is_of(self, tensor: Tensor | None) -> bool:
-        """Whether this is that tensor."""
+        """Whether `tensor` is the one that was remembered."""
         return tensor is not None and tensor._cdata == self._address
 
 

@@ -1,4 +1,4 @@
-"""Parameter groups that others put in the place of the optimizer's, as on resuming."""
+"""Parameter groups that a program puts in the place of the optimizer's, on resuming say."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from zenflow.surface.state.checks import ENTRY
 from zenflow.surface.with_engine import WithEngine
 
 Look = list[tuple[Any, Any, int, int]]
-"""Each group, its list of parameters, and the lengths of both."""
+"""Identities of each group and of its list of parameters, and the lengths of both."""
 
 
 class FollowsGroups(WithEngine):
-    """The optimizer's surface, as far as it is about `param_groups` that are put back."""
+    """The part of the optimizer's surface about `param_groups` that were replaced."""
 
     _given: list[list[Tensor]]
-    """Parameters of each group as they were given."""
+    """Parameters of each group, as the optimizer was given them."""
     _groups_of_engine: list[dict[str, Any]]
-    """List that the engine reads; `param_groups` itself may become another one."""
+    """List that the engine reads; a program may assign another list to `param_groups`."""
     _seen: Look
-    """The groups when they were last checked."""
+    """Identities of the groups when they were last checked."""
 
     def _note_groups(self) -> None:
-        """Take the groups as they are for those that were given."""
+        """Remember the present groups as those that were given."""
         self._given = [list(group["params"]) for group in self.param_groups]
         self._groups_of_engine = list(self.param_groups)
         self._seen = self._look()
@@ -42,13 +42,13 @@ class FollowsGroups(WithEngine):
         return [(g, g.get("params"), len(g.get("params", ())), len(g)) for g in groups]
 
     def _follow_groups(self) -> None:
-        """Go by groups that somebody has put in the place of others, if they can be gone by.
+        """Take up groups that a program has put in the place of others, if they are valid.
 
-        Cheap where there are none: hooks call it for every parameter.
+        Cheap where no group was replaced: hooks call this for every parameter.
 
         Raises:
-            RuntimeError: They have other parameters.
-            ValueError: One lacks a setting, or has a bad one.
+            RuntimeError: The groups have other parameters.
+            ValueError: A group lacks a setting, or has an invalid one.
         """
         now, seen = self._look(), self._seen
         if len(now) != len(seen) or any(
@@ -58,7 +58,7 @@ class FollowsGroups(WithEngine):
             self._take_groups()
 
     def _take_groups(self) -> None:
-        """Check the groups and go by them; errors as in `_follow_groups`."""
+        """Check the groups and take them up; errors as in `_follow_groups`."""
         check_same_params(self.param_groups, self._given)
         for index, group in enumerate(self.param_groups):
             missing = [name for name in SETTINGS if name not in group]
@@ -83,7 +83,7 @@ def check_same_params(
         given: The parameters that each group had when it was given.
 
     Raises:
-        RuntimeError: They have others, which would not be trained, or not by their settings.
+        RuntimeError: The groups have others, which would not be trained, or not by their settings.
     """
     now = [list(group.get("params", ())) for group in param_groups]
     sizes = [[len(group) for group in groups] for groups in (now, given)]

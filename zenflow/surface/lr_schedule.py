@@ -33,7 +33,7 @@ def deepspeed_lr_scheduler(
         total_steps: Steps until the fall has ended, where the file has "auto".
 
     Raises:
-        ConfigError: The schedule needs a number of steps that nobody gives, or would raise a
+        ConfigError: The schedule needs a number of steps that is not given, or would raise a
             group's rate of 0.
     """
     if schedule is None:

@@ -1,4 +1,4 @@
-"""The memory that an engine has taken, and will take for its uploads."""
+"""Memory plan of an engine: the memory that it has taken, and its uploads will take."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 GATHERED_COPIES = 3
-"""Most copies of whole columns that an all-gather needs: a rank's own rows, what comes of all
-ranks, and the columns."""
+"""Number of copies of whole columns that an all-gather needs: a rank's own rows, all ranks' rows,
+and the columns."""
 
 LITTLE = 0.01
-"""Share of the parameters below which offloading them is next to nothing."""
+"""Fraction of the parameters below which a warning says that next to nothing is offloaded."""
 BANK_TEMPORARIES = 3
 """Number of float32 temporaries of a bank's size in its update."""
 
 
 def plan_memory(engine: Engine) -> MemoryPlan:
-    """Return a new engine's plan: what is allocated, and the upload buffers to come."""
+    """Return a new engine's plan: allocated memory, and the upload buffers to come."""
     layout = engine.layout
     params = [place.data for place in layout.places]
     split_params = sum(split.data.numel() for split in layout.splits)
     upload_bytes = engine.uploads.capacity * engine.uploads.num_buffers
-    step_bytes = sum(split.room.step.nbytes for split in layout.splits)
+    step_bytes = sum(split.slab_rows.step.nbytes for split in layout.splits)
     vectors = layout.columns
     on_device = [vectors.energies, vectors.scores, vectors.is_important]
     on_device += [vectors.mean_squares, vectors.fresh_factors]
@@ -49,7 +49,7 @@ def plan_memory(engine: Engine) -> MemoryPlan:
     sketch_bytes = 0 if engine.probes.sketch is None else engine.probes.sketch.num_bytes
     fresh_bytes = 0 if engine.fresh is None else engine.fresh.num_bytes
     tasks = engine.schedule.tasks
-    largest = max((s.room.staging.nbytes for s in layout.splits), default=0)
+    largest = max((s.slab_rows.staging.nbytes for s in layout.splits), default=0)
     ring_bytes = 2 * largest if engine.ring is None else engine.ring.num_bytes
     cores = bound_cores()
     return MemoryPlan(
@@ -69,7 +69,7 @@ def plan_memory(engine: Engine) -> MemoryPlan:
 
 
 def _gathered_bytes(engine: Engine) -> int:
-    """Return the bytes in which uploads of several hosts become whole columns."""
+    """Return the bytes in which the uploads of several hosts become whole columns."""
     group = engine.layout.shares.group
     if group is None:
         return 0
@@ -77,7 +77,7 @@ def _gathered_bytes(engine: Engine) -> int:
 
 
 def _step_bytes(layout: Layout) -> int:
-    """Return the bytes that a step's update takes on the device for a while."""
+    """Return the bytes that a step's update takes on the device while it runs."""
     important = sum(
         len(split.important_columns) * split.num_rows * split.param.itemsize
         for split in layout.splits

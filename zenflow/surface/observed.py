@@ -1,4 +1,4 @@
-"""What an optimizer lets its user see of its work: report, timeline, the controller's log."""
+"""Views of an optimizer's work for its user: report, timeline, log of decisions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Observed(WithEngine):
 
     @property
     def report(self) -> StepReport | None:
-        """What the last finished step did; on a GPU the step before the last, so nothing waits."""
+        """Report of the last finished step; on a GPU of the one before, so that nothing waits."""
         return self._running.reporter.report
 
     @property
     def decision_log(self) -> list[tuple[int, Knobs]]:
-        """(step, knobs) of every change, in force from the step after: a run can be replayed."""
+        """Log of changes, (step, knobs), in force from the step after: replays a tuned run."""
         return list(self._running.decisions.log)
 
     @property
@@ -31,7 +31,7 @@ class Observed(WithEngine):
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Record what happens inside as a span of the device lane: "forward", "backward"."""
+        """Record the `with` block as a span of the device lane: "forward", "backward"."""
         engine = self._running
         start = engine.device.timing_mark()
         try:

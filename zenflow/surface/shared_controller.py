@@ -1,7 +1,7 @@
 """SharedController: one rank's controller decides for all ranks, which act at the same step.
 
-A decision may follow from seconds, which differ from rank to rank. So one rank takes it, and tells
-the others while the next step is computed. All act when that step ends: nobody waits for it.
+A decision may follow from seconds, which differ from rank to rank. So one rank decides, and tells
+the others while the next step is computed. All act when that step ends, so that no rank waits.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from zenflow.report import StepReport
 
 _MESSAGE_BYTES = 512
 _LATER = 1
-"""Number of steps from a decision to when it is carried out."""
+"""Number of steps from a decision to its execution."""
 _SHARED = ("measures_windows", "curve_interval", "least_topk_ratio", "largest_interval",
            "timeline_steps")  # fmt: skip
-"""Attributes of the controller that all ranks' optimizers have to go by."""
+"""Attributes of the controller that all ranks' optimizers need."""
 _STATE = "shared"
 
 
@@ -31,21 +31,19 @@ class SharedController(AbstractController):
     """Lets the controller of rank 0 decide for all ranks.
 
     All ranks make one, before their optimizers; they also call ``state_dict`` together. The
-    controller is asked a step ahead: told that the step after this one has ended, with the newest
-    report there is. So what it writes down has the steps after which it is carried out.
-
-    In a process without ranks it decides for that one, as late.
+    controller is asked a step ahead, with the number of the step after which its decision comes in
+    force, and the newest report. In a process without ranks it is asked as early.
     """
 
     def __init__(
         self, controller: AbstractController | None, *, last_step: int | None = None
     ) -> None:
-        """Tell the other ranks what the controller needs.
+        """Tell the other ranks the controller's needs.
 
         Args:
-            controller: Decides; other ranks than the first have None.
-            last_step: Steps of the run, as the first rank has them: nothing is decided that would
-                come later. None knows no last one.
+            controller: Controller of the first rank; None on all others.
+            last_step: Number of steps of the run, read on the first rank: no decision is taken for
+                later ones. None for a run without a known end.
         """
         self._controller = controller
         self._group: Any = None
@@ -62,7 +60,7 @@ class SharedController(AbstractController):
         self.looks_at_windows = self._of_first(looks)
 
     def next_knobs(self, step: int, report: StepReport | None, knobs: Knobs) -> Knobs:
-        """Return what was decided a step ago; on the first rank, decide for the next step."""
+        """Return the decision of a step ago; on the first rank, decide for the next step."""
         self._take()
         decided = knobs if self._decided is None else self._decided
         self._decided = None
@@ -104,7 +102,7 @@ class SharedController(AbstractController):
         return found[0]
 
     def attach(self, observed: ObservedTimeline) -> None:
-        """Hand the first rank's timeline on."""
+        """Hand the first rank's timeline on to the controller."""
         if self._controller is not None:
             self._controller.attach(observed)
 
@@ -114,7 +112,7 @@ class SharedController(AbstractController):
         return 0.0 if self._controller is None else self._controller.search_seconds
 
     def close(self) -> None:
-        """End what the controller runs beside the training."""
+        """End the controller's own threads and processes."""
         if self._controller is not None:
             self._controller.close()
 
@@ -126,7 +124,7 @@ class SharedController(AbstractController):
         return {_STATE: inner, "decided": decided, "looks": self.looks_at_windows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a state of ``state_dict``, or of the controller where it was not shared.
+        """Take up a state of ``state_dict``, or of a controller that was not shared.
 
         Raises:
             CheckpointError: The state isn't this controller's.

@@ -1,4 +1,4 @@
-"""True weights: the masters on the device for a while, and back."""
+"""True weights: shows the masters on the device for a while, then training's weights again."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TrueWeights:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Write what the staging buffers hold into the device's deferred columns."""
+        """Write the weights of training from staging into the device's deferred columns."""
         device = self._engine.device
         arrivals = [
             Arrival(split.host.staging, split.deferred_columns, split.weight())
@@ -69,8 +69,8 @@ class TrueWeights:
     def first_foreign(self) -> NamedParam | None:
         """Return a parameter that somebody else has written to; None if there is none.
 
-        Looks where the masters are known on the device, shown or not: important columns, and
-        residents with a copy. All of a parameter that another was copied to is found by them.
+        Compares where the device has masters in any case: important columns, and residents with a
+        copy. So a write to a whole parameter is found.
         """
         for split in self._engine.layout.splits:
             masters = split.bank.master[split.bank_first : split.bank_last]
@@ -83,7 +83,7 @@ class TrueWeights:
 
     @torch.no_grad()
     def are_there(self) -> bool:
-        """Whether all weights are the masters, bit for bit; residents without are their own."""
+        """Whether all weights are the masters, bit for bit; a resident may be its own master."""
         return self.first_foreign() is None and all(
             _are_shown(split.host.master, _deferred_rows(split))
             for split in self._engine.layout.splits
@@ -91,23 +91,23 @@ class TrueWeights:
 
     @torch.no_grad()
     def are_of_training(self) -> bool:
-        """Whether deferred weights are those that a state has left in the staging buffers."""
+        """Whether deferred weights equal those that a loaded state has put into staging."""
         return all(
             _are_shown(split.host.staging, _deferred_rows(split))
             for split in self._engine.layout.splits
         )
 
     def forget(self) -> None:
-        """Let the weights on the device be those of training."""
+        """Take the weights on the device for those of training, and forget the stashed ones."""
         self.are_shown = False
 
 
 def _deferred_rows(split: SplitParam) -> Tensor:
-    """Return what the device has of the host's rows, (D, O)."""
+    """Return the device's weights of the host's rows, (D, O)."""
     return split.part.of(split.weight()).t()[split.deferred_columns]
 
 
 def _are_shown(masters: Tensor, weights: Tensor) -> bool:
-    """Whether weights are what masters are in their dtype; NaN is like NaN."""
+    """Whether weights equal the masters in their dtype; NaN equals NaN."""
     rounded = masters.to(weights.dtype).to(weights.device)
     return torch.allclose(weights, rounded, rtol=0.0, atol=0.0, equal_nan=True)

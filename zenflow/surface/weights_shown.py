@@ -1,4 +1,4 @@
-"""The optimizer's surface, as far as it is about the model's weights."""
+"""The part of the optimizer's surface about the model's weights."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _log = logging.getLogger(__name__)
 
 
 class TrueWeightsShown(WithEngine):
-    """Shows the true weights on the device, and takes others up."""
+    """Shows the true weights on the device, and takes up weights that a user loads."""
 
     @whole
     def eval(self) -> None:
         """Put the true weights on the device: for evaluation, saving and export.
 
         While training, deferred weights on the device are the host's of some steps ago, moved on
-        by momentum and by the gradients since. This uploads the host's masters; `train` goes back,
-        bit for bit.
+        by momentum and by the gradients since. `eval` uploads the host's masters; `train` restores
+        the weights of training, bit for bit.
 
         Raises:
             GradientError: Called between backward and step() in release mode, or the gradient norm
                 of the last step is not finite.
-            RuntimeError: Somebody else has changed the weights, which this would undo.
+            RuntimeError: Somebody else has changed the weights, which `eval` would undo.
         """
         self._check_no_gradients("eval()")
         self._take_late_weights()
@@ -43,10 +43,10 @@ class TrueWeightsShown(WithEngine):
 
     @whole
     def train(self) -> None:
-        """Put the weights back with which training goes on; nothing happens without `eval`.
+        """Put the weights of training back; without `eval` nothing changes.
 
         Raises:
-            RuntimeError: The weights that `eval` has shown were changed since.
+            RuntimeError: Somebody has changed the weights since `eval`.
         """
         self._check_process()
         if self._true_weights.are_shown:
@@ -59,7 +59,7 @@ class TrueWeightsShown(WithEngine):
 
     @contextmanager
     def true_weights(self) -> Iterator[None]:
-        """Have the true weights on the device in a `with` block: `eval`, then `train` behind it.
+        """Show the true weights in a `with` block: `eval` at its begin, `train` at its end.
 
         Inside another such block, or after `eval`, nothing changes.
         """
@@ -73,10 +73,10 @@ class TrueWeightsShown(WithEngine):
 
     @whole
     def adopt_weights(self) -> None:
-        """Take the model's weights as they are for the true ones: others were loaded into it.
+        """Take the model's present weights for the true ones, after others were loaded into it.
 
-        Moments and step counts stay, and so do the gradients that the host has taken in. Updates
-        in flight do not land any more.
+        Moments and step counts stay. Gradients that the host has taken in are applied to the
+        moments. Updates in flight are dropped.
 
         Raises:
             GradientError: Called between backward and step() in release mode.
@@ -84,8 +84,8 @@ class TrueWeightsShown(WithEngine):
         self._check_no_gradients("adopt_weights()")
         self.synchronize()
         for block in self._running.layout.blocks:
-            if block.landing is not None:
-                block.landing.end()
+            if block.pending is not None:
+                block.pending.end()
         take_weights(self._running)
         self._true_weights.forget()
         self._source.accept_weights()
@@ -94,8 +94,8 @@ class TrueWeightsShown(WithEngine):
     def _take_late_weights(self) -> None:
         """Look once at weights that were loaded before the first step, or behind a state.
 
-        They are the true ones where all follows from them: before the first step, and behind a
-        state without masters.
+        Such weights are the true ones where all state follows from them: before the first step,
+        and after a state without masters.
         """
         if self._takes_late_weights:
             if self._source.are_changed or self._true_weights.first_foreign() is not None:
@@ -110,7 +110,7 @@ class TrueWeightsShown(WithEngine):
         """Go on from the weights that were loaded behind the optimizer's state.
 
         Raises:
-            RuntimeError: They are not of the same checkpoint.
+            RuntimeError: The weights are not of the state's checkpoint.
         """
         self._source.check_kinds()
         self._check_own()
@@ -123,10 +123,10 @@ class TrueWeightsShown(WithEngine):
         self._source.accept_weights()
 
     def _check_own(self) -> None:
-        """Refuse weights that were changed where torch does not count it, as `.data.copy_` does.
+        """Refuse weights that were changed without torch's notice, through `.data.copy_` say.
 
         Raises:
-            RuntimeError: There are such.
+            RuntimeError: Such a change was found.
         """
         if (foreign := self._true_weights.first_foreign()) is not None:
             raise changed(foreign.name)

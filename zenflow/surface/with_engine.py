@@ -1,4 +1,4 @@
-"""What every part of the optimizer's surface builds on: the engine, and whether it is sound."""
+"""Base of all parts of the optimizer's surface: the engine, and whether it is sound."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ class WithEngine(torch.optim.Optimizer):
     """A torch optimizer that has an engine; `ZenFlowAdamW` makes it."""
 
     _engine: Engine | None
-    """The engine; None while torch's part is being made."""
+    """Engine of the optimizer; None while torch's part is being made."""
     _places: dict[Tensor, SplitParam | Resident]
     """Place of every trainable parameter, in registration order."""
     _source: GradientSource
-    """Where gradients come from."""
+    """Source of the gradients: hooks or `.grad`."""
     _true_weights: TrueWeights
-    """Swap of true weights."""
+    """Swap between the weights of training and the true ones."""
     _takes_late_weights: bool
-    """Whether weights that others put into the model are the true ones without a word."""
+    """Whether weights that a program loads into the model are taken for the true ones."""
     _expects_weights: bool
-    """Whether a checkpoint's weights may yet be loaded, behind the optimizer's state."""
+    """Whether a checkpoint's weights may yet be loaded, after the optimizer's state."""
     _failure: ZenFlowError | None
-    """Why the optimizer can't go on."""
+    """Error after which the optimizer can't go on; None while it is sound."""
     _finalizer: weakref.finalize[..., Any]
-    """Ends the engine."""
+    """Finalizer that ends the engine when the optimizer is collected."""
 
     @property
     def _running(self) -> Engine:
@@ -81,7 +81,7 @@ class WithEngine(torch.optim.Optimizer):
             ) from self._failure
 
     def _fail(self, error: BaseException) -> None:
-        """Remember that a step was broken off half done: nothing may build on it."""
+        """Remember the failure of a step that was broken off half done: no call may follow."""
         self._source.abandon()
         if not isinstance(error, ZenFlowError):
             failure = WorkerError(

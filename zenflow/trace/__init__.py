@@ -1,1 +1,1 @@
-"""What ran when: recorded, queried, and written as a Chrome trace."""
+"""Timelines: spans of work, recorded, queried, and written as a Chrome trace."""

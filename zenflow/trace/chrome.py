@@ -35,7 +35,7 @@ _FIRST_CORRELATION = 1 << 20  # HTA puts rows' numbers in their place, in the in
 
 @dataclass(frozen=True, slots=True)
 class _Track:
-    """Where a lane's events go, and under which names Kineto's readers know them."""
+    """A lane's place in a trace: process and thread, and the names that Kineto's readers know."""
 
     pid: int
     thread: int
@@ -116,7 +116,7 @@ def write_trace(
 
 
 def write_chrome_trace(trace: Mapping[str, Any], path: str | PathLike[str]) -> None:
-    """Write what ``to_chrome_trace`` returned, whole or not at all."""
+    """Write a trace of ``to_chrome_trace`` to a file, whole or not at all."""
     target = Path(path)
     encoded = json.dumps(trace).encode()
     if target.suffix == ".gz":
@@ -135,7 +135,7 @@ def write_chrome_trace(trace: Mapping[str, Any], path: str | PathLike[str]) -> N
 
 
 def read_trace(path: str | PathLike[str]) -> tuple[tuple[Span, ...], dict[str, Any]]:
-    """Return what ``write_trace`` wrote; see ``Timeline.read``."""
+    """Return the spans and metadata of a file of ``write_trace``; see ``Timeline.read``."""
     source = Path(path)
     content = source.read_bytes()
     if source.suffix == ".gz":
@@ -156,7 +156,7 @@ def _tracks(spans: Sequence[Span]) -> dict[str, _Track]:
 
 
 def _process_events(device: str, metadata: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield names, and what kind of timeline this is: "measured, emulated link", for example."""
+    """Yield processes' names and the timeline's kind: "measured, emulated link", for example."""
     labels = [str(metadata["source"])] if "source" in metadata else []
     if metadata.get("emulated_link"):
         labels.append("emulated link")
@@ -168,7 +168,7 @@ def _process_events(device: str, metadata: Mapping[str, Any]) -> Iterator[dict[s
 
 
 def _step_starts(spans: Sequence[Span]) -> dict[int, float]:
-    """Return where each step's first span starts, in order of time."""
+    """Return the start of each step's first span, in order of time."""
     starts: dict[int, float] = {}
     for span in _loop_spans(spans):
         starts[span.step] = min(span.start, starts.get(span.step, span.start))
@@ -239,7 +239,7 @@ def _thread(track: _Track, row: int) -> int:
 
 
 def _arguments(span: Span, track: _Track) -> dict[str, Any]:
-    """Return what Kineto's readers want to know, and the exact span."""
+    """Return an event's `args`: values for Kineto's readers, and the exact span."""
     arguments: dict[str, Any] = {
         "lane": span.lane,
         "span": span.name,

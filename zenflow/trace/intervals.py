@@ -31,7 +31,7 @@ def merge(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def intersect(left: list[Interval], right: list[Interval]) -> list[Interval]:
-    """Return what both cover.
+    """Return the intersection of two sets.
 
     >>> intersect([(0, 3), (4, 5)], [(2, 9)])
     [(2, 3), (4, 5)]
@@ -49,7 +49,7 @@ def intersect(left: list[Interval], right: list[Interval]) -> list[Interval]:
 
 
 def subtract(left: list[Interval], right: list[Interval]) -> list[Interval]:
-    """Return what ``left`` covers and ``right`` doesn't.
+    """Return the difference of two sets: ``left`` without ``right``.
 
     >>> subtract([(0, 9)], [(1, 2), (8, 12)])
     [(0, 1), (2, 8)]
@@ -60,5 +60,5 @@ def subtract(left: list[Interval], right: list[Interval]) -> list[Interval]:
 
 
 def length(merged: list[Interval]) -> float:
-    """Return the covered time."""
+    """Return the total length of a set."""
     return math.fsum(end - start for start, end in merged)

@@ -1,4 +1,4 @@
-"""One trace of several ranks: a process of its own for each rank's device, and for its host."""
+"""One trace of several ranks, with a process for each rank's device and for its host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
 STARTED = "started_at"
-"""Key of a timeline's metadata: where its clock begins, in seconds of Unix time."""
+"""Key of a timeline's metadata: the start of its clock, in seconds of Unix time."""
 _PIDS_OF_A_RANK = 2
 _CORRELATIONS_OF_A_RANK = 1 << 20
 
@@ -21,11 +21,11 @@ _CORRELATIONS_OF_A_RANK = 1 << 20
 def write_ranks(timelines: Sequence[Timeline], path: str | PathLike[str]) -> None:
     """Write the timelines of all ranks as one trace, on the first one's clock.
 
-    ``Timeline.read`` reads the first rank's timeline from it. Ranks of different machines are as
-    far off each other as the clocks of these machines.
+    ``Timeline.read`` reads the first rank's timeline from it. Between
+    machines, ranks are off by as much as the machines' clocks.
 
     Args:
-        timelines: Of each rank, in order.
+        timelines: Timeline of each rank, in order.
         path: The file; a name in ``.gz`` is compressed.
 
     Raises:
@@ -46,7 +46,7 @@ def write_ranks(timelines: Sequence[Timeline], path: str | PathLike[str]) -> Non
 
 
 def _on_clock(timeline: Timeline, first: Timeline) -> Timeline:
-    """Return a timeline with its seconds on another's clock; as they are where none is known."""
+    """Return a timeline with its seconds on another's clock; unchanged if a clock is unknown."""
     if STARTED not in timeline.metadata or STARTED not in first.metadata:
         return timeline
     later = timeline.metadata[STARTED] - first.metadata[STARTED]

@@ -18,7 +18,7 @@ class Recorder:
     kept as events and read when a timeline is asked for.
 
     Attributes:
-        started_at: Where the spans' clock begins, in seconds of Unix time.
+        started_at: Start of the spans' clock, in seconds of Unix time.
     """
 
     def __init__(self, num_steps: int, seconds_of: Callable[[Any], float]) -> None:
@@ -45,7 +45,7 @@ class Recorder:
                 self._spans.append((lane, name, start, end, step, num_bytes))
 
     def forget_before(self, step: int) -> None:
-        """Drop the spans of steps that are too long ago, counted from this step."""
+        """Drop the spans of steps that are `num_steps` or more before this step."""
         if self.num_steps:
             with self._lock:
                 self._oldest = step - self.num_steps + 1
@@ -54,7 +54,7 @@ class Recorder:
                     self._spans.popleft()
 
     def timeline(self, metadata: dict[str, Any]) -> Timeline:
-        """Return the spans kept, in order of start, seconds counted from the recorder's birth."""
+        """Return the spans kept, in order of start; seconds are counted from `started_at`."""
         with self._lock:
             kept = [span for span in self._spans if span[4] >= self._oldest]
         spans = [

@@ -20,10 +20,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 LANES: tuple[str, ...] = ("device", "d2h", "h2d", "host")
-"""The lanes that every timeline shares, in the order in which figures show them."""
+"""Lanes that every timeline shares, in the order in which pictures show them."""
 
 STALL_PREFIX = "stall:"
-"""Spans with this prefix are waits: they show in a lane and are no work."""
+"""Prefix of the names of spans that are waits: these show in a lane and are no work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class Span:
     """One of ``LANES``, or a lane of a simulator's own (NVMe, say)."""
 
     name: str
-    """Name of what ran; see the module's table."""
+    """Name of the work; the module's docstring has the names of each lane."""
 
     start: float
-    """Seconds at which it began."""
+    """Time at which the work began, in seconds."""
 
     end: float
-    """Seconds at which it ended."""
+    """Time at which the work ended, in seconds."""
 
     step: int
     """Number of the optimizer step that caused it, from 1."""

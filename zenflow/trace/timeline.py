@@ -1,4 +1,4 @@
-"""Timeline: what ran where and when, queried, compared, and written as a Chrome trace."""
+"""Timeline: spans of work on lanes, queried, compared, and written as a Chrome trace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["LANES", "STALL_PREFIX", "Comparison", "ComparisonRow", "Span", "Time
 
 @dataclass(frozen=True)
 class Timeline:
-    """Spans, and what is known about where they come from.
+    """Spans with facts about their source.
 
     >>> forward, copy = Span("device", "forward", 0.0, 2.0, 1), Span("d2h", "grads", 1.0, 4.0, 1)
     >>> line = Timeline((forward, copy))
@@ -39,17 +39,17 @@ class Timeline:
 
     @property
     def lanes(self) -> tuple[str, ...]:
-        """The lanes with spans: those of ``LANES`` first, then others by name."""
+        """Lanes with spans: those of ``LANES`` first, then others by name."""
         return lanes_of(self.spans)
 
     @property
     def start(self) -> float:
-        """Where the first span starts; 0 when empty."""
+        """Start of the first span, in seconds; 0 when empty."""
         return min((span.start for span in self.spans), default=0.0)
 
     @property
     def end(self) -> float:
-        """Where the last span ends; 0 when empty."""
+        """End of the last span, in seconds; 0 when empty."""
         return max((span.end for span in self.spans), default=0.0)
 
     @property

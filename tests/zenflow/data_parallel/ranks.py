@@ -134,7 +134,7 @@ def delayed(rank, mesh, folder):
     found = {}
     for name in DELAYED:
         with pytest.MonkeyPatch.context() as patch:
-            for owner, function in ((CopyLane, "_perform"), *host_work("sum", "replay")):
+            for owner, function in ((CopyLane, "_perform"), *host_work("sum", "catch_up")):
                 delay(patch, owner, function, 0.004, seed=rank)
             found[name] = train_one(SCENARIOS[name], rank, mesh)["weights"]
     return found
@@ -403,7 +403,7 @@ def failing(rank, mesh, folder):
     ):
         for step in range(30):
             if step == 8 and rank == 1:
-                ((owner, function),) = host_work("replay")
+                ((owner, function),) = host_work("catch_up")
                 patch.setattr(owner, function, lambda *_: 1 / 0)
             try:
                 take_steps(model, optimizer, scenario, [step], rank, mesh.size())

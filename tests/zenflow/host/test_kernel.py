@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from zenflow.host import kernel, library
-from zenflow.host.jobs import AdamStep, ReplayJob, SumJob, Upload
+from zenflow.host.jobs import AdamStep, CatchUpJob, SumJob, Upload
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SOURCES = [Path(kernel.__file__).with_name(f"_host_{name}.c") for name in ("kernel", "pool")]
@@ -46,7 +46,7 @@ def problem(
     rows, cols, *, num_steps=3, grad_dtype=torch.bfloat16, out_dtype=torch.bfloat16, seed=0,
     lead=1.0, repeats_last=True, beta1=0.9,
 ):  # fmt: skip
-    """Return a replay in the middle of a training, every row at its own step, some idle."""
+    """Return a catch-up pass in the middle of a training, every row at its own step, some idle."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(scale):
@@ -61,7 +61,7 @@ def problem(
     ]  # fmt: skip
     other = AdamStep(lr=3e-3, beta1=0.8, beta2=0.95, eps=1e-7, decay=1.0)
     is_last = repeats_last and num_steps > 0
-    return ReplayJob(
+    return CatchUpJob(
         normal(0.1), normal(1e-2), normal(1e-2).square(), torch.arange(rows) // 2 + 1,
         torch.tensor([row % 3 != 1 for row in range(rows)], dtype=torch.uint8), steps,
         Upload(torch.full((rows, cols), math.nan, dtype=out_dtype), lead,
@@ -73,7 +73,7 @@ def clone(job):
     """Return the job on tensors of its own."""
     tensors = {name: getattr(job, name).clone() for name in (*STATE, "active")}
     steps = [replace(step, grad=step.grad.clone()) for step in job.steps]
-    return ReplayJob(
+    return CatchUpJob(
         **tensors, steps=steps, upload=replace(job.upload, out=job.upload.out.clone())
     )
 
@@ -123,10 +123,10 @@ def test_equals_torch_adamw_over_steps(backend, beta1):
         waiting.append(AdamStep(1e-2, beta1, 0.99, 1e-6, 1 - 1e-2 * 0.1, 1.0, grad))
         if len(waiting) == 1 + step % 4:  # one to four gradients at once
             upload = Upload(out, 0.0, waiting[-1], repeats_last=True)
-            kernel.run(ReplayJob(master, exp_avg, exp_avg_sq, count, active, waiting, upload))
+            kernel.run(CatchUpJob(master, exp_avg, exp_avg_sq, count, active, waiting, upload))
             waiting = []
     upload = Upload(out, 0.0, AdamStep(0, 0, 0, 0, 1), repeats_last=False)
-    kernel.run(ReplayJob(master, exp_avg, exp_avg_sq, count, active, waiting, upload))
+    kernel.run(CatchUpJob(master, exp_avg, exp_avg_sq, count, active, waiting, upload))
     state = optimizer.state[parameter]
     torch.testing.assert_close(master, parameter.detach(), rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(exp_avg, state["exp_avg"], rtol=1e-6, atol=1e-7)
@@ -284,7 +284,7 @@ def test_inactive_rows_keep_their_state_and_are_uploaded_by_it(backend):
 def test_upload_runs_ahead_along_the_last_displacement(backend, lead, expected, repeats_last):
     # First step, gradient 1: m-hat and v-hat are 1, so Adam moves by the learning rate, 0.5.
     step = AdamStep(0.5, 0.9, 0.999, 0.0, 1.0, scale=4.0, grad=torch.full((1, 1), 0.25))
-    master, exp_avg, exp_avg_sq, count, out = run(ReplayJob(
+    master, exp_avg, exp_avg_sq, count, out = run(CatchUpJob(
         torch.ones(1, 1), torch.zeros(1, 1), torch.zeros(1, 1), torch.zeros(1).long(),
         torch.ones(1).byte(), [step], Upload(torch.zeros(1, 1), lead, step, repeats_last),
     ))  # fmt: skip

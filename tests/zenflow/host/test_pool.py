@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from zenflow.host import kernel, torch_kernel
 from zenflow.host import pool as host_pool
-from zenflow.host.jobs import AdamStep, ReplayJob, SumJob, Upload
+from zenflow.host.jobs import AdamStep, CatchUpJob, SumJob, Upload
 from zenflow.host.library import c_library
 from zenflow.host.pool import HostPool
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-KINDS = ["sum", "replay", "upload"]
+KINDS = ["sum", "catch_up", "upload"]
 
 
 def job_of(kind, rows, cols, dtype, seed, *, most_steps=3):
@@ -34,14 +34,14 @@ def job_of(kind, rows, cols, dtype, seed, *, most_steps=3):
     active = torch.randint(0, 2, (rows,), generator=generator, dtype=torch.uint8)
     steps = [
         AdamStep(3e-3, 0.9, 0.98, 1e-8, 1.0 - 3e-4, 0.5 * index, normal().to(dtype))
-        for index in range(3 if kind == "replay" else 0)
+        for index in range(3 if kind == "catch_up" else 0)
     ]
     upload = Upload(
         torch.zeros(rows, cols, dtype=dtype), 1.5,
         AdamStep(3e-3, 0.9, 0.98, 1e-8, 1.0), repeats_last=False,
     )  # fmt: skip
     state = (normal(), normal() * 0.1, normal().square() * 0.1)
-    return ReplayJob(*state, count, active, steps, upload)
+    return CatchUpJob(*state, count, active, steps, upload)
 
 
 def tensors_of(job):
@@ -80,7 +80,7 @@ def test_any_cut_on_any_threads_gives_the_kernels_bits(kinds, rows, cols, dtype,
 
 
 def test_bias_corrections_of_a_long_run_are_those_of_pythons_floats(monkeypatch):
-    case, most_steps = ("replay", 600, 3, torch.float32, 1), 2**24 + 5
+    case, most_steps = ("catch_up", 600, 3, torch.float32, 1), 2**24 + 5
     job = job_of(*case, most_steps=most_steps)
     pool = HostPool.open(2)
     pool.run([job.encode()])
@@ -115,7 +115,7 @@ def test_callers_share_the_threads_and_each_returns_when_its_own_rows_are_done(m
 
 
 def test_a_call_without_rows_returns_and_one_after_it_is_served():
-    pool, case = HostPool.open(2), ("replay", 9, 5, torch.float32, 3)
+    pool, case = HostPool.open(2), ("catch_up", 9, 5, torch.float32, 3)
     pool.run([])
     empty = [job_of(kind, 0, 5, torch.float32, 3) for kind in KINDS]
     pool.run([job.encode() for job in empty])

@@ -11,7 +11,7 @@ import torch
 
 from tests.zenflow.races.checker import replaced
 from tests.zenflow.races.clocks import LOCK, join, knows
-from zenflow.host.jobs import ReplayJob, SumJob
+from zenflow.host.jobs import CatchUpJob, SumJob
 from zenflow.lanes import copies, host_worker
 from zenflow.lanes.completion import Completion
 from zenflow.lanes.copies import CopyLane
@@ -192,7 +192,7 @@ def _jobs(checker):
 
         return encode
 
-    def replays(old):
+    def catch_ups(old):
         def encode(self):
             grads = [step.grad for step in self.steps if step.grad is not None]
             state = [self.master, self.exp_avg, self.exp_avg_sq, self.step]
@@ -204,7 +204,7 @@ def _jobs(checker):
 
         return encode
 
-    return [(SumJob, "encode", sums), (ReplayJob, "encode", replays)]
+    return [(SumJob, "encode", sums), (CatchUpJob, "encode", catch_ups)]
 
 
 def _kinds(checker):

@@ -158,7 +158,7 @@ MUTANTS = {
         HostWorker, "submit", after_some(lambda what: "h2d" not in what)
     ),
     "norms are read early": Mutant(HostValues, "__init__", read_early),
-    "the ring is written at once": Mutant(GradientRing, "_make_room", room_at_once, ring_bytes=1),
+    "the ring is written at once": Mutant(GradientRing, "_free_slot", room_at_once, ring_bytes=1),
     "the ring keeps nothing for uploads": Mutant(GradientRing, "hold", nothing, ring_bytes=1),
     "upload buffers are written at once": Mutant(
         AbstractHostTasks, "take_buffer", forgetting_uploads

@@ -145,7 +145,7 @@ def delayed(rank, mesh, folder):
     found = {}
     for name in DELAYED:
         with pytest.MonkeyPatch.context() as patch:
-            for owner, function in ((CopyLane, "_perform"), *host_work("sum", "replay")):
+            for owner, function in ((CopyLane, "_perform"), *host_work("sum", "catch_up")):
                 delay(patch, owner, function, 0.004, seed=rank)
             found[name] = train_one(SCENARIOS[name], rank, mesh)["weights"]
     return found

@@ -141,7 +141,7 @@ def train_matrices(num_steps):
 
 def test_a_room_is_not_written_while_a_late_pass_still_reads_it(monkeypatch):
     expected = train_matrices(10)
-    for owner, name in host_work("replay"):
+    for owner, name in host_work("catch_up"):
         original = getattr(owner, name)
 
         def late(*args, original=original):

@@ -144,7 +144,7 @@ def test_a_buffer_of_gradients_is_written_again_before_the_last_ones_have_left(
     assert_equal(weights_of(model), train(TinyStack, config, "keep", 12)[-1])
 
 
-HOST = host_work("sum", "replay")
+HOST = host_work("sum", "catch_up")
 SLOWNESS = {
     "host": HOST,
     "copies": [(CopyLane, "_perform")],

@@ -1,1 +1,1 @@
-"""What the device does for a gradient that the host has not applied yet."""
+"""Fresh steps: moves of deferred weights by gradients that the host has not applied yet."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,26 +20,52 @@ LEAST_ROOT = 1e-15
 """Least root of a second moment, for eps = 0: a row without any gradient is not divided by 0."""
 
 
+class ColumnTerms(NamedTuple):
+    """Numbers of every column in one step, float32: the rows of one matrix, in this order."""
+
+    energy_gain: Tensor
+    """Factor on the column's energy in its second moment: (1 - beta2) c^2 / O."""
+    share: Tensor
+    """The rule's `share`, times the clip factor; 0 for an important column."""
+    decay: Tensor
+    """Decay of the second moment, beta2."""
+    floor: Tensor
+    """Addend of the second moment, eps^2 (1 - beta2^t)."""
+    stays: Tensor
+    """0 for a column whose update lands in this step, else 1."""
+
+
+class RowTerms(NamedTuple):
+    """Numbers of every row in one step, float32: the rows of one matrix, in this order."""
+
+    energy_gain: Tensor
+    """Factor on the row's energy in its second moment: (1 - beta2) c^2 / I."""
+    decay: Tensor
+    """Decay of the second moment, beta2."""
+    floor: Tensor
+    """Addend of the second moment, eps^2 (1 - beta2^t)."""
+
+
 @dataclass(frozen=True, slots=True)
 class FreshVectors:
-    """Vectors over the columns and the rows of some parameters."""
+    """Vectors over the columns and the rows of neighbouring parameters."""
 
     columns: ColumnVectors
-    """What is known of the columns."""
+    """Energies, second moments and fresh factors of the columns."""
     column_gains: Tensor
-    """Factor on each column's energy in its second moment, float32."""
+    """`ColumnTerms.energy_gain` of these columns."""
     shares: Tensor
-    """Share of each column's fresh step, times the clip factor, float32; 0 for important ones."""
+    """`ColumnTerms.share` of these columns."""
     rows: RowVectors
-    """What is known of the rows."""
+    """Energies, second moments and fresh factors of the rows."""
     row_gains: Tensor
-    """Factor on each row's energy in its second moment, float32."""
+    """`RowTerms.energy_gain` of these rows."""
 
 
 def scalars_of(
     hyper: Hyper, count: int, inverse_scale: float
 ) -> tuple[float, float, tuple[float, float]]:
-    """Return what a parameter's `count`-th step multiplies by.
+    """Return the factors of a parameter's step number `count`, its own count of steps.
 
     Returns:
         Rate of the fresh step, gain of an energy, and decay and floor of second moments.
@@ -51,10 +78,10 @@ def scalars_of(
 
 
 def make_factors(part: FreshVectors, moving: Sequence[SplitParam]) -> None:
-    """Bring the fresh factors to what columns and rows are multiplied by.
+    """Turn second moments, in place, into the factors of the fresh step.
 
-    Every operation is elementwise, but for each parameter's own mean: what is computed
-    together changes no bit.
+    Every operation is elementwise, but for each parameter's own mean. So parameters may be
+    computed together or apart: no bit depends on that.
     """
     rows, columns = part.rows, part.columns
     # The fresh factors are second moments here, but for this step's part.

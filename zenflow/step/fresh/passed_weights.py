@@ -1,4 +1,4 @@
-"""What weights go through once backward has passed them: the fresh step, and what lands."""
+"""Writes to weights that backward has passed: fresh steps, and landing updates."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, repr=False)
 class PassedWeights:
-    """Writes weights that nothing computes with any more in this step."""
+    """Writes weights after their last use in the step."""
 
     gate: UploadGate
-    """Starts uploads."""
+    """Gate that starts uploads of landing updates."""
     fresh: FreshSteps | None
-    """Takes the fresh steps; the published rule has none."""
+    """Fresh steps; None under the published rule."""
     step: Callable[[], int]
     """Function that returns the number of the step under way."""
 
     def begin(self, inverse_scale: float = 1.0) -> None:
-        """Get ready for the step's gradients, which are to be multiplied by this."""
+        """Get ready for the step's gradients, which are to be multiplied by `inverse_scale`."""
         if self.fresh is not None:
             self.fresh.begin(self.step(), self.gate.lands, inverse_scale)
 
     def prepare(self, present: Collection[SplitParam]) -> None:
-        """Get ready for `move` of all buckets; all gradients that there are have been measured."""
+        """Get ready for `move` of all buckets at once; all gradients have been measured."""
         self.begin()
         if self.fresh is not None:
             self.fresh.prepare(present)
@@ -43,7 +43,7 @@ class PassedWeights:
         """Whether an upload into the bucket's weights is to begin in this step."""
         step = self.step()
         return any(
-            block.landing is not None and self.gate.is_awaited(block, step)
+            block.pending is not None and self.gate.is_awaited(block, step)
             for block in bucket.blocks
         )
 
@@ -53,12 +53,13 @@ class PassedWeights:
             self.fresh.apply(bucket, grads)
 
     def start_uploads(self, bucket: Bucket, mark: Any, grads: Mapping[SplitParam, Tensor]) -> None:
-        """Begin what lands in a bucket after a mark.
+        """Queue the uploads that land in a bucket's weights.
 
         Args:
             bucket: The bucket.
-            mark: The mark.
-            grads: The host's rows of its gradients, (O, I), which come late for it.
+            mark: The device's position after the last use of the weights.
+            grads: This host's rows of the bucket's gradients, (O, I). They are newer than the
+                upload, so that the fresh step is applied on arrival.
         """
 
         def late(block: Block) -> LateGradient | None:
@@ -70,12 +71,16 @@ class PassedWeights:
     def start_parts(
         self, jobs: Sequence[PackJob], rows: Sequence[Tensor], mark: Any
     ) -> list[Completion]:
-        """Begin what lands of a piece of the ring after a mark; its rows come late for it."""
+        """Queue the uploads that land on the columns of this piece of the ring.
+
+        The piece's gradients are newer than the upload, so that the fresh step is applied on
+        arrival.
+        """
         step = self.step()
         parts = [
             (job.block, job.low, job.high, self._late(job.block, packed, is_packed=True))
             for job, packed in zip(jobs, rows, strict=True)
-            if job.block.landing is not None and self.gate.lands(job.block, step)
+            if job.block.pending is not None and self.gate.lands(job.block, step)
         ]
         return self.gate.start_parts(parts, mark, step)
 

@@ -1,26 +1,27 @@
-"""Fresh steps: what the device does for a gradient that the host has not applied yet.
+"""Fresh steps: moves of deferred weights by gradients that the host has not applied yet.
 
-The host's exact AdamW step for a gradient reaches the weights with the window's end, some steps
+The host's exact AdamW step for a gradient reaches the weights after the window's end, some steps
 late. AdamW with momentum is stable under late gradients for a small part of its learning rates
-only. But the device has the gradient in its hands when it is fresh, and lacks only 1 / sqrt(v). An
-estimate of v by one number for each row and each column is enough: the device moves the weights by
-the gradient's expected share of AdamW's motion at once, and the upload that has the gradient in it
-overwrites the estimate with the truth. Nothing adds up.
+only. But the device has the gradient when it is fresh, and lacks only 1 / sqrt(v). An estimate of
+v by one number for each row and each column is enough. The device moves the weights at once, by
+the gradient's expected share of AdamW's motion. The upload that has the gradient in it overwrites
+the estimate with the truth, so that errors do not add up.
 
 For a deferred column j of a matrix (O, I), gradient g of step t with clip factor c, and squared
 norms E of its columns and F of its rows:
 
-    C_j   <- beta2 C_j + (1 - beta2) c^2 E_j / O       second moments, in the mean
-    R_i   <- beta2 R_i + (1 - beta2) c^2 F_i / I
-    v_ij   = R_i C_j / mean(C) / (1 - beta2^t)         as Adafactor has it (arXiv 1804.04235)
-    W_ij  <- W_ij - lr share (1 - beta1) / (1 - beta1^t) c g_ij / sqrt(v_ij)
+    C_j   <- beta2 C_j + (1 - beta2) c^2 E_j / O       second moments, on average over the column
+    R_i   <- beta2 R_i + (1 - beta2) c^2 F_i / I       and over the row
+    v_ij   = R_i C_j / mean(C) / (1 - beta2^t)         as in Adafactor (arXiv 1804.04235)
+    w_ij  <- w_ij - lr share (1 - beta1) / (1 - beta1^t) c g_ij / sqrt(v_ij)
 
-eps^2 is added to R, C and the mean. Adafactor divides by the mean of R, which is that of C: both
-are the mean of v over the matrix, and every rank has all of C where rows are spread over ranks.
-`share` is `zenflow.rule.momentum.fresh_share` of the forwards before the upload lands.
+eps^2 (1 - beta2^t), at least 1e-30, is added to R, C and the mean. Adafactor divides by the mean
+of R, which equals that of C: both are the mean of v over the matrix. Here it is that of C, because
+every rank has all of C where rows are spread over ranks. `share` is
+`zenflow.rule.momentum.fresh_share` of the forwards before the upload lands.
 
-While backward is under way the step's own clip factor is not known: the step before's stands for
-it, in C and R too, which take the right one at the end of the step.
+While backward is under way the step's own clip factor is not known. The step before's stands for
+it, in C and R too; at the end of the step these take the right one.
 """
 
 from __future__ import annotations
@@ -41,17 +42,23 @@ from zenflow.device.base import AbstractDevice, LateGradient
 from zenflow.rule.adamw import Hyper
 from zenflow.rule.calendar import WindowCalendar
 from zenflow.rule.momentum import fresh_share
-from zenflow.step.fresh.factors import FreshVectors, make_factors, scalars_of
+from zenflow.step.fresh.factors import (
+    ColumnTerms,
+    FreshVectors,
+    RowTerms,
+    make_factors,
+    scalars_of,
+)
 
 MOST_ELEMENTS = 1 << 24
-"""Number of elements of a matrix that are moved at once; a temporary has as many."""
+"""Largest number of elements of a matrix that are moved at once, in a temporary of this size."""
 
 
 class FreshSteps:
     """Moves deferred weights on the device as gradients become final.
 
-    What needs no gradient is computed when a step begins, for all parameters at once, and what
-    needs one by bucket: on small matrices the number of operations is what takes the time.
+    Numbers that need no gradient are computed when a step begins, for all parameters at once; the
+    others by bucket. On small matrices the number of operations decides about the time.
 
     Attributes:
         clip: Clip factor of the last step, shape (), on the device.
@@ -70,7 +77,7 @@ class FreshSteps:
             layout: Places of all parameters.
             calendar: When windows end and land.
             device: Owner of the weights.
-            hypers: Returns AdamW's settings of each parameter group, as they are now.
+            hypers: Function that returns the present settings of AdamW of each parameter group.
         """
         self._layout = layout
         self._calendar = calendar
@@ -91,10 +98,14 @@ class FreshSteps:
         self._heights = whole_heights.repeat_interleave(widths).to(where, torch.float32)
         self._widths_of_rows = widths.repeat_interleave(heights).to(where, torch.float32)
         self._by_column, self._by_row = (
-            torch.zeros(count, len(owner), dtype=torch.float32, device=where)
-            for count, owner in ((5, self._block_of_column), (3, self._split_of_row))
+            torch.zeros(len(terms._fields), len(owner), dtype=torch.float32, device=where)
+            for terms, owner in (
+                (ColumnTerms, self._block_of_column),
+                (RowTerms, self._split_of_row),
+            )
         )
-        stays = self._by_column[4].split(widths.tolist())
+        self._of_columns, self._of_rows = ColumnTerms(*self._by_column), RowTerms(*self._by_row)
+        stays = self._of_columns.stays.split(widths.tolist())
         self._stays = dict(zip(layout.splits, stays, strict=True))
         self._buckets = self._cut()
         # Views of vectors that stay: to make them costs the interpreter as much as to use them.
@@ -107,17 +118,18 @@ class FreshSteps:
     def _cut(self) -> list[FreshVectors]:
         """Cut the vectors into buckets' parts; the parameters of a bucket are neighbours."""
         parts = []
-        last, last_row = self._by_column.shape[1], self._by_row.shape[1]
+        columns, rows = self._of_columns, self._of_rows
+        last, last_row = len(columns.share), len(rows.energy_gain)
         for bucket in self._layout.buckets:  # in backward order: the last parameters first
             first = last - len(bucket.columns.energies)
             first_row = last_row - len(bucket.rows.energies)
             parts.append(
                 FreshVectors(
                     bucket.columns,
-                    self._by_column[0, first:last],
-                    self._by_column[1, first:last],
+                    columns.energy_gain[first:last],
+                    columns.share[first:last],
                     bucket.rows,
-                    self._by_row[0, first_row:last_row],
+                    rows.energy_gain[first_row:last_row],
                 )
             )
             last, last_row = first, first_row
@@ -131,11 +143,11 @@ class FreshSteps:
         return sum(tensor.nbytes for tensor in (*of_columns, *of_rows))
 
     def begin(self, step: int, lands: Callable[[Block, int], bool], inverse_scale: float) -> None:
-        """Get ready for a step's gradients, once in a step.
+        """Get ready for a step's gradients; a second call in a step does nothing.
 
         Args:
             step: The step under way.
-            lands: Whether a block's update in flight lands in a step.
+            lands: Function that says whether a block's update in flight lands in a step.
             inverse_scale: Factor that undoes the loss scale.
         """
         if self._step == step:
@@ -161,7 +173,7 @@ class FreshSteps:
                 share = fresh_share(hyper.beta1, num_forwards) if block.shape.num_deferred else 0.0
                 if share:
                     self._moving.add(split)
-                if is_landing := block.landing is not None and lands(block, step):
+                if is_landing := block.pending is not None and lands(block, step):
                     self._landing.add(split)
                 by_block.append((gain / split.whole_rows, share, *decay, float(not is_landing)))
         self._spread(by_block, by_split)
@@ -169,15 +181,15 @@ class FreshSteps:
     def _spread(
         self, by_block: Sequence[Sequence[float]], by_split: Sequence[Sequence[float]]
     ) -> None:
-        """Bring numbers of blocks to their columns, of parameters to their rows, and use them.
+        """Write numbers of blocks to their columns and of parameters to their rows, and use them.
 
         Args:
-            by_block: Gain of an energy, share, decay and floor of second moments, and 1 for what
-                is not landing; of each block.
-            by_split: Gain, decay and floor; of each parameter.
+            by_block: Numbers of each block, in the order of `ColumnTerms`, without clip factor.
+            by_split: Numbers of each parameter, in the order of `RowTerms`, without clip factor.
         """
         sent = self._device.to_device([*chain(*by_block, *by_split)])
-        of_blocks, of_splits = sent[: 5 * len(by_block)], sent[5 * len(by_block) :]
+        num_of_blocks = len(ColumnTerms._fields) * len(by_block)
+        of_blocks, of_splits = sent[:num_of_blocks], sent[num_of_blocks:]
         columns, rows = self._layout.columns, self._layout.rows
         squared_clip = self.clip.square()
         for numbers, index, out in (
@@ -185,12 +197,12 @@ class FreshSteps:
             (of_splits, self._split_of_row, self._by_row),
         ):
             torch.index_select(numbers.view(-1, len(out)).t(), 1, index, out=out)
-            out[0].mul_(squared_clip)
-        self._by_column[1].masked_fill_(columns.is_important, 0.0).mul_(self.clip)
-        _, _, decays, floors, _ = self._by_column
-        torch.addcmul(floors, columns.mean_squares, decays, out=columns.fresh_factors)
-        _, decays, floors = self._by_row
-        torch.addcmul(floors, rows.mean_squares, decays, out=rows.fresh_factors)
+        self._of_columns.share.masked_fill_(columns.is_important, 0.0).mul_(self.clip)
+        for vectors, terms in ((columns, self._of_columns), (rows, self._of_rows)):
+            terms.energy_gain.mul_(squared_clip)
+            torch.addcmul(
+                terms.floor, vectors.mean_squares, terms.decay, out=vectors.fresh_factors
+            )
 
     def forget(self) -> None:
         """Forget the step under way, which is not taken."""
@@ -210,16 +222,17 @@ class FreshSteps:
             self._move(split, grads[split])
 
     def prepare(self, present: Collection[SplitParam]) -> None:
-        """Compute at once what else `apply` computes by bucket; all gradients are measured.
+        """Compute all buckets' factors at once, in place of `apply`; all gradients are measured.
 
         Args:
             present: Parameters with a gradient in the step.
         """
         moving = [split for split in present if split in self._moving]
         if moving:
+            columns, rows = self._of_columns, self._of_rows
             whole = FreshVectors(
-                *(self._layout.columns, self._by_column[0], self._by_column[1]),
-                *(self._layout.rows, self._by_row[0]),
+                *(self._layout.columns, columns.energy_gain, columns.share),
+                *(self._layout.rows, rows.energy_gain),
             )
             make_factors(whole, moving)
         self._has_factors = True
@@ -238,13 +251,13 @@ class FreshSteps:
             weight.addcmul_(grad * column_factors, row_factors, value=-rate)
 
     def late(self, split: SplitParam, rows: Tensor, *, is_packed: bool) -> LateGradient | None:
-        """Return what a landing column still has to be moved by, after `apply`.
+        """Return the gradient whose fresh step landing columns still need, after `apply`.
 
         Args:
             split: The parameter.
-            rows: Its gradient's columns as rows: all of them, or those of the landing, packed; as
+            rows: Columns of its gradient as rows: all of them, or the landing ones, packed; as
                 long as on the host.
-            is_packed: Whether it is those of the landing.
+            is_packed: Whether `rows` are the landing columns alone.
         """
         if split not in self._moving:
             return None
@@ -258,7 +271,7 @@ class FreshSteps:
         inverse_scale: float,
         hypers: Sequence[Hyper],
     ) -> None:
-        """Move the second moments on by a step that is taken.
+        """Update the second moments C and R by a step that is taken.
 
         Args:
             present: Parameters with a gradient in the step.
@@ -292,5 +305,5 @@ class FreshSteps:
 
 
 def _height(split: SplitParam) -> int:
-    """Return how many rows are moved at once."""
+    """Return the number of rows that are moved at once."""
     return max(1, MOST_ELEMENTS // split.num_columns)

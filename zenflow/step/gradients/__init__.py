@@ -1,1 +1,1 @@
-"""What becomes of gradients between backward and the optimizer step."""
+"""Gradients between backward and the optimizer step."""

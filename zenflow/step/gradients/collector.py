@@ -1,7 +1,8 @@
-"""Gradient collector: what becomes of each gradient between backward and the optimizer step.
+"""Gradient collector: takes each gradient in, and sends deferred columns to the host.
 
-A split parameter's gradient waits for its bucket's others. Then they are measured, their important
-columns are kept, and the rest is queued for the d2h lane. A resident's gradient is kept whole.
+A split parameter's gradient waits until its bucket is full. Then the bucket is measured, its
+important columns are kept, and the others are queued for the d2h lane. A resident's gradient is
+kept whole.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class StepGradients:
     waiting: dict[int, dict[SplitParam, Tensor]] = field(default_factory=dict)
     """Gradients (O, I) that are not on their way yet, by the index of their bucket."""
     adding: tuple[Bucket, Adding] | None = None
-    """Full bucket that waits for the norms which other ranks' rows give its columns."""
+    """Full bucket whose column norms are being summed over ranks; None where there is none."""
     copied: dict[int, list[Completion]] = field(default_factory=dict)
     """Copies to the host, by the index of the bucket."""
     is_complete: bool = False
@@ -55,25 +56,25 @@ class StepGradients:
 
 @dataclass(eq=False, repr=False)
 class GradientCollector:
-    """Takes gradients in, in any order, and sends each bucket off when it is full."""
+    """Takes gradients in any order, and sends each full bucket to the host."""
 
     device: AbstractDevice
-    """Operations of the device."""
+    """Device that the gradients are on."""
     layout: Layout
     """Places of all parameters."""
     lane: CopyLane
-    """Carries gradients to the host."""
+    """Lane that carries gradients to the host."""
     stage: Callable[[Block], StagedGradient]
     """Function that says where on the host a block's gradient goes."""
     passed: PassedWeights
-    """Writes a bucket's weights when nothing computes with them any more in this step."""
+    """Writer of a bucket's weights after their last use in the step."""
     sketch: WindowSketch | None
-    """Measures gradients that wait, if anybody wants to know."""
+    """Sketch of the gradients in open windows; None unless a controller asks for it."""
     ring: GradientRing | None
-    """Memory into which gradients are packed before they leave, so that they need not stay
-    themselves; None lets the lane pack them."""
+    """Ring into which gradients are packed before they leave, so that their own memory is free;
+    None lets the lane pack them."""
     waiting: Callable[[], AbstractContextManager[None]]
-    """Encloses a wait for room in the ring."""
+    """Context that counts a wait for a slot of the ring as stall."""
     gradients: StepGradients = field(default_factory=StepGradients, init=False)
     """Gradients of the step under way."""
 
@@ -94,7 +95,7 @@ class GradientCollector:
     ) -> None:
         """Take one parameter's final gradient of this step; call it without grad mode.
 
-        It is measured with its bucket: when that is full, or by `measure_rest`.
+        The gradient is measured with its bucket: when the bucket is full, or by `measure_rest`.
 
         Args:
             place: Place of the parameter.
@@ -102,8 +103,8 @@ class GradientCollector:
             step: The step under way.
             at_once: Whether to measure and send its bucket as soon as that is full; else
                 `measure_rest` and `send_rest` do.
-            is_own: Whether nobody else can write to the gradient's memory. Data parallelism has
-                its buckets, which the next backward writes anew.
+            is_own: Whether nobody else can write to the gradient's memory. Memory of DDP's buckets
+                is not its own: the next backward writes there.
 
         Raises:
             GradientError: The gradient is sparse, or its shape, dtype or device is not the
@@ -142,7 +143,7 @@ class GradientCollector:
                 self.gradients.adding = bucket, work
 
     def send_added(self, step: int) -> None:
-        """Send the full bucket that waits for the norms of other ranks' rows, if there is one."""
+        """Send the full bucket whose column norms were summed over ranks, if there is one."""
         if self.gradients.adding is None:
             return
         (bucket, work), self.gradients.adding = self.gradients.adding, None
@@ -191,7 +192,7 @@ class GradientCollector:
                 self.layout.shards.add_up(bucket.columns.energies)
 
     def send_rest(self, step: int) -> None:
-        """Send what has not been sent."""
+        """Send all buckets that have not been sent."""
         if not self.gradients.copied:
             self.passed.prepare(self.gradients.important)
         rest = [
@@ -203,12 +204,12 @@ class GradientCollector:
             self._send(bucket, step, final)
 
     def _send(self, bucket: Bucket, step: int, final: Any = None) -> None:
-        """Send a bucket off.
+        """Take a bucket's fresh step, and queue its copies to the host.
 
         Args:
             bucket: The bucket.
             step: The step under way.
-            final: Mark behind the computation of its gradients; None stands for now.
+            final: Mark behind the computation of its gradients; None marks the present.
         """
         grads = self.gradients.waiting.pop(bucket.index, {})
         self.gradients.copied[bucket.index] = []
@@ -282,7 +283,7 @@ class GradientCollector:
         """Forget these parameters' gradients of this step.
 
         Returns:
-            Those whose gradients have left, and may have moved weights.
+            The parameters whose gradients have left, and may have moved weights.
         """
         gradients = self.gradients
         for place in places:

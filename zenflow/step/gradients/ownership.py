@@ -1,4 +1,4 @@
-"""Whose a gradient is: memory that somebody else may write to must be copied first."""
+"""Ownership of a gradient's memory: memory that others may write to must be copied first."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _references(param: Tensor) -> int:
 
 
 def _references_to_shard(param: Tensor) -> int:
-    """Count those to a DTensor, and Python's to its local part in place of those to memory."""
+    """Count the references to a DTensor; Python's to its local part stand for those to memory."""
     grad = param.grad
     assert grad is not None
     of_tensor: int = grad._use_count()  # type: ignore[attr-defined]
@@ -54,8 +54,8 @@ def _references_to_shard(param: Tensor) -> int:
 def _of_nobody_else() -> int:
     """Return the references to a gradient that only its parameter has.
 
-    They are counted once: Python's and torch's ways of counting differ by version. A DTensor's
-    local part has as many from Python as a tensor's memory has.
+    The number is measured once, because counts differ by version of Python and torch. A
+    DTensor's local part has as many from Python as a tensor's memory has.
     """
     param = torch.nn.Parameter(torch.zeros(1, dtype=torch.float32, device="cpu"))
     param.grad = torch.zeros_like(param)

@@ -12,10 +12,10 @@ from zenflow.errors import GradientError
 
 
 class ReleasedGradient(Tensor):
-    """A tensor without data: every use of it is an error that says what to do instead.
+    """A tensor without data: every use is an error with the remedy.
 
-    It keeps code honest that would otherwise skip a parameter whose `.grad` is None: clipping from
-    `torch.nn.utils`, `GradScaler.unscale_`, gradient logging, a second backward.
+    Code that skips parameters whose `.grad` is None would go wrong in silence: `torch.nn.utils`'
+    clipping, `GradScaler.unscale_`, gradient logging, a second backward. The placeholder raises.
     """
 
     _name: str
@@ -33,7 +33,7 @@ class ReleasedGradient(Tensor):
         """Nothing is left to do; `__new__` makes the tensor."""
 
     def __repr__(self) -> str:  # type: ignore[override]
-        """Say what it is: a debugger must be able to show it."""
+        """Describe the placeholder, so that a debugger can show it."""
         return f"ReleasedGradient({getattr(self, '_name', '?')}, shape={tuple(self.shape)})"
 
     @classmethod

@@ -1,9 +1,8 @@
 """The ring through which released gradients leave a GPU: bounded memory, used in a circle.
 
-The deferred columns of a gradient are packed into it on the compute stream, at the moment at
-which backward has finished the gradient. The gradient's memory is then free, whoever owns it.
-The d2h lane sends what lies in the ring. Where the link is late, the ring is full, and the compute
-stream waits for room.
+When backward has finished a gradient, its deferred columns are packed into the ring on the compute
+stream. The gradient's memory is then free, whoever owns it. The d2h lane sends the packed columns
+from the ring. Where the link is late, the ring is full, and the compute stream waits for a slot.
 """
 
 from __future__ import annotations
@@ -28,25 +27,25 @@ class PackJob:
     """Deferred columns low..high-1 of one block's gradient, on their way to the host."""
 
     block: Block
-    """The block."""
+    """Block that the columns are of."""
     grad: Tensor
-    """Gradient of its parameter, (O, I)."""
+    """Gradient of the block's parameter, (O, I)."""
     columns: Tensor
     """Indices of the columns, (high - low,), int64."""
     host: Tensor
     """Host's buffer of the columns, (high - low, O)."""
     low: int
-    """First row."""
+    """First of the block's host rows."""
     high: int
-    """Row after the last."""
+    """Host row after the last one."""
     num_bytes: int
-    """Bytes of the columns."""
-    room_bytes: int
-    """Bytes that they take in the ring, as many on every rank: what lands is cut likewise."""
+    """Bytes of the columns on this rank."""
+    slot_bytes: int
+    """Bytes of the slot in the ring, as many on every rank, so that all ranks cut alike."""
 
     @classmethod
     def of(cls, block: Block, grad: Tensor, host: Tensor) -> PackJob:
-        """Return the job for all columns; it makes no view, which costs as much as an operation.
+        """Return the job for all of a block's deferred columns, without a view, which costs time.
 
         Args:
             block: The block.
@@ -55,25 +54,25 @@ class PackJob:
         """
         count, num_rows = block.host_shape
         num_bytes = count * num_rows * host.itemsize
-        room_bytes = count * block.split.part.most * host.itemsize
-        return cls(block, grad, block.deferred_columns, host, 0, count, num_bytes, room_bytes)
+        slot_bytes = count * block.split.part.most * host.itemsize
+        return cls(block, grad, block.deferred_columns, host, 0, count, num_bytes, slot_bytes)
 
     def part(self, low: int, high: int) -> PackJob:
         """Return a whole job's part for columns low..high-1."""
-        num_bytes, room_bytes = (
-            whole // self.high * (high - low) for whole in (self.num_bytes, self.room_bytes)
+        num_bytes, slot_bytes = (
+            whole // self.high * (high - low) for whole in (self.num_bytes, self.slot_bytes)
         )
         columns, host = self.columns[low:high], self.host[low:high]
-        return PackJob(self.block, self.grad, columns, host, low, high, num_bytes, room_bytes)
+        return PackJob(self.block, self.grad, columns, host, low, high, num_bytes, slot_bytes)
 
 
 class GradientRing:
-    """Packs columns into bounded device memory, in order; each piece stays until it was sent."""
+    """Packs columns into bounded device memory, in order; each slot is held until it was sent."""
 
     def __init__(
         self, device: AbstractDevice, sizes: Iterable[tuple[int, int]], *, wait_timeout: float
     ) -> None:
-        """Allocate memory for (columns, bytes of a column) of what is sent once a step."""
+        """Allocate the ring for matrices of (deferred columns, bytes of a column) each."""
         self._device = device
         self._wait_timeout = wait_timeout
         num_bytes = ring_bytes(sizes)
@@ -92,11 +91,11 @@ class GradientRing:
         filled = 0
         for job in jobs:
             count = job.high
-            share = max(1, most // aligned(max(1, job.room_bytes // count)))
+            share = max(1, most // aligned(max(1, job.slot_bytes // count)))
             for low in range(0, count, share):
                 high = min(low + share, count)
                 part = job if high - low == count else job.part(low, high)
-                size = aligned(part.room_bytes)
+                size = aligned(part.slot_bytes)
                 if piece and filled + size > most:
                     yield piece
                     piece, filled = [], 0
@@ -111,17 +110,17 @@ class GradientRing:
         sent: Completion,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> list[tuple[Tensor, Tensor]]:
-        """Pack a piece on the compute stream; its room stays until `hold`'s work has ended too.
+        """Pack a piece on the compute stream, into slots that are held until the piece was read.
 
         Args:
             piece: One of `pieces`.
-            sent: The copy that is going to send it; the room is its own until then.
-            waiting: Encloses a wait for room.
+            sent: The copy that is going to send the piece; `hold` adds further readers.
+            waiting: Encloses a wait for slots.
 
         Returns:
             (packed columns (D, O), host's buffer (D, O)) of each job.
         """
-        first = self._make_room(sum(aligned(job.room_bytes) for job in piece), waiting)
+        first = self._free_slot(sum(aligned(job.slot_bytes) for job in piece), waiting)
         packed = []
         at = first
         for job in piece:
@@ -129,26 +128,26 @@ class GradientRing:
             room = self._memory.matrix(at, shape, job.host.dtype)
             torch.index_select(job.grad.t(), 0, job.columns, out=room)
             packed.append((room, job.host))
-            at += aligned(job.room_bytes)
+            at += aligned(job.slot_bytes)
         self._next = at
         self._taken.append((first, at, [sent]))
         return packed
 
     def hold(self, readers: Sequence[Completion]) -> None:
-        """Keep the room of the last piece until these copies have read it as well."""
+        """Hold the slots of the last piece until these copies have read them as well."""
         self._taken[-1][2].extend(readers)
 
     def restart(self) -> None:
         """Go on at the ring's beginning, since the next piece is the first of a step.
 
-        Steps that bring the same gradients in the same order find the same room for each.
+        Steps that bring the same gradients in the same order find the same slot for each.
         """
         self._next = self.num_bytes
 
-    def _make_room(
+    def _free_slot(
         self, num_bytes: int, waiting: Callable[[], AbstractContextManager[None]]
     ) -> int:
-        """Return where the next bytes go; the compute stream waits for what was there."""
+        """Return the first byte of a free slot; the compute stream waits for its last readers."""
         wraps = self._next + num_bytes > self.num_bytes
         first = 0 if wraps else self._next
         last = first + num_bytes

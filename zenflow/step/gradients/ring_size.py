@@ -1,6 +1,6 @@
 """Size of the ring through which released gradients leave a GPU. Pure arithmetic.
 
-The engine allocates what is said here, and the simulator counts it.
+The engine allocates this size, and the simulator counts it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ALIGNMENT = 512
 def ring_bytes(matrices: Iterable[tuple[int, int]]) -> int:
     """Return the bytes of a ring for matrices whose deferred columns are sent once a step.
 
-    It holds a step's columns up to `RING_BYTES`, and at least three of the longest columns.
+    The ring holds a step's columns up to `RING_BYTES`, and at least three of the longest columns.
 
     Args:
         matrices: Number of deferred columns, and bytes of one column, of each matrix.

@@ -1,1 +1,1 @@
-"""What the host does with gradients: when, and by which of the two update rules."""
+"""The host's work on gradients: its schedule, and its tasks under the two update rules."""

@@ -1,4 +1,4 @@
-"""The host's tasks of the exact rule: each gradient is an AdamW step, and several are one pass."""
+"""The host's tasks of the exact rule: an AdamW step per gradient, several in a catch-up pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from zenflow.columns.gradient_queue import RoomPool, StagedGradient, adam_step
 from zenflow.columns.host_rows import HostRows
-from zenflow.columns.host_update import RowWork, replay
+from zenflow.columns.host_update import RowWork, catch_up
 from zenflow.columns.layout import Block, Bucket
 from zenflow.host import kernel
 from zenflow.host.jobs import HostJob, Upload
@@ -24,14 +24,14 @@ from zenflow.step.host.tasks import AbstractHostTasks, Step, WindowWork
 class ExactTasks(AbstractHostTasks):
     """AdamW on every gradient, applied when the queue is full or the window ends.
 
-    How long a gradient waits changes no bit: each is a step of its own, in order, with the
-    settings and the clip factor of its own step.
+    The wait of a gradient changes no bit: each is a step of its own, in order, with the settings
+    and the clip factor of its own step.
     """
 
     rooms: RoomPool
-    """Memory of the gradients that do not fit their blocks' own staging buffers."""
+    """Pool for a block's second and further gradients; the first waits in the staging buffer."""
     depth: int
-    """Largest number of a block's gradients that wait."""
+    """Largest number of a block's gradients that wait, q."""
 
     def __post_init__(self) -> None:
         """Start with no gradient."""
@@ -39,16 +39,16 @@ class ExactTasks(AbstractHostTasks):
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of host memory beside the rows."""
+        """Bytes of the tasks' host memory, without the rows."""
         return self.rooms.memory.num_bytes
 
     @property
     def pinned_bytes(self) -> int:
-        """Bytes of these that are pinned on a GPU."""
+        """Bytes of `host_bytes` that are pinned where the device is a GPU."""
         return self.rooms.memory.num_bytes
 
     def renew(self) -> None:
-        """Take note that blocks have got other numbers of rows; nothing waits."""
+        """Follow a resizing of all blocks; no gradient waits."""
         self.rooms.clear()
 
     def stage(self, block: Block) -> StagedGradient:
@@ -71,7 +71,7 @@ class ExactTasks(AbstractHostTasks):
                 self._free(block, [staged], None)
 
     def take_in(self, step: Step, bucket: Bucket, due: Collection[Block]) -> None:
-        """Let a bucket's gradients queue, and apply those of full queues."""
+        """Put a bucket's gradients into their queues, and apply queues that are full."""
         full = []
         for block in bucket.blocks:
             staged = self._arriving.pop(block, None)
@@ -88,13 +88,13 @@ class ExactTasks(AbstractHostTasks):
         self._apply(full, step.number)
 
     def flush(self, blocks: Iterable[Block], *, step: Step | None = None) -> None:
-        """Apply what waits."""
+        """Apply all gradients that wait for these blocks."""
         waiting = [block for block in blocks if block.queue]
         if waiting:
             self._apply(waiting, max(block.queue[-1].step for block in waiting))
 
     def _apply(self, blocks: Sequence[Block], step: int) -> None:
-        """Queue one task that applies what waits for these blocks, without an upload."""
+        """Submit one catch-up pass over these blocks, without an upload."""
         if not blocks:
             return
         done = self.submit(
@@ -102,7 +102,9 @@ class ExactTasks(AbstractHostTasks):
             [
                 RowWork(
                     block.host_shape,
-                    partial(_replay, block.host, self.all_active(block), list(block.queue), None),
+                    partial(
+                        _catch_up, block.host, self.all_active(block), list(block.queue), None
+                    ),
                 )
                 for block in blocks
             ],
@@ -119,7 +121,7 @@ class ExactTasks(AbstractHostTasks):
     def _free(
         self, block: Block, queue: Sequence[StagedGradient], done: Completion | None
     ) -> None:
-        """Give the memory of gradients back, whose last reader this is; None has no reader."""
+        """Free the gradients' memory after `done`, its last reader; None if nothing reads it."""
         for staged in queue:
             busy = list(staged.copied) if done is None else [done]
             if staged.room is not None:
@@ -128,7 +130,7 @@ class ExactTasks(AbstractHostTasks):
                 block.staging_free = busy[-1]
 
     def window_work(self, step: Step, block: Block, active: Tensor, out: Tensor) -> WindowWork:
-        """Return what applies the rest of the window and moves the upload on."""
+        """Return the catch-up pass that ends the window and writes the upload."""
         hyper = step.hyper_of(block)
         landing = step.number + step.lag
         num_forwards = self.calendar.next_landing(block.index) - landing
@@ -139,12 +141,12 @@ class ExactTasks(AbstractHostTasks):
             step=adam_step(hyper),
             repeats_last=bool(queue) and queue[-1].step == step.number,
         )
-        make = partial(_replay, block.host, active, queue, upload)
+        make = partial(_catch_up, block.host, active, queue, upload)
         after = [*_copies(queue), block.staging_free]
         return WindowWork(block, out, RowWork(block.host_shape, make), after)
 
     def window_ended(self, step: Step, block: Block, done: Completion) -> None:
-        """Give back what the window's end reads."""
+        """Free the memory of the window's gradients after the pass."""
         self._free(block, block.queue, done)
         block.queue.clear()
         if step.lag == 0:
@@ -159,7 +161,7 @@ class ExactTasks(AbstractHostTasks):
             if staged.hyper is not None and staged.factor is not None
         ]
         active = torch.ones(len(rows), dtype=torch.uint8, device="cpu")
-        kernel.run(replay(leaving, active, steps, None))
+        kernel.run(catch_up(leaving, active, steps, None))
         return leaving
 
 
@@ -167,7 +169,7 @@ def _copies(queue: Sequence[StagedGradient]) -> list[Completion]:
     return [copy for staged in queue for copy in staged.copied]
 
 
-def _replay(
+def _catch_up(
     host: HostRows, active: Tensor, queue: Sequence[StagedGradient], upload: Upload | None
 ) -> HostJob:
-    return replay(host, active, [staged.adam_step() for staged in queue], upload)
+    return catch_up(host, active, [staged.adam_step() for staged in queue], upload)

@@ -1,6 +1,6 @@
 """The host's tasks of the published rule: sums of gradients, and one AdamW step on their mean.
 
-ZenFlow's accumulation (arXiv 2505.12242). It is here to be compared with.
+ZenFlow's accumulation (arXiv 2505.12242), for comparisons.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from zenflow.columns.device_rows import Resident
 from zenflow.columns.gradient_queue import StagedGradient, adam_step
 from zenflow.columns.host_rows import HostRows
-from zenflow.columns.host_update import RowWork, replay
+from zenflow.columns.host_update import RowWork, catch_up
 from zenflow.columns.layout import Block, Bucket, Layout, SplitParam
 from zenflow.config import ZenFlowConfig
 from zenflow.device.base import HostValues
@@ -29,13 +29,13 @@ from zenflow.step.host.tasks import AbstractHostTasks, Step, WindowWork
 
 @dataclass(eq=False, repr=False)
 class PublishedTasks(AbstractHostTasks):
-    """A window's gradients are added up, and their mean is one AdamW step at the window's end."""
+    """Adds up a window's gradients, and takes one AdamW step on their mean at the window's end."""
 
     sums: list[dict[SplitParam, Tensor]]
-    """Sums of open windows by parameter, float32, of the shape of its room.
+    """Sums of open windows by parameter, float32, of the shape of its `slab_rows`.
 
-    There are two where the window before may still be read when new gradients arrive, and none
-    where a window is one step.
+    Two sums where the window before may still be read when new gradients arrive; none where a
+    window is one step.
     """
 
     def __post_init__(self) -> None:
@@ -45,16 +45,16 @@ class PublishedTasks(AbstractHostTasks):
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of host memory beside the rows."""
+        """Bytes of the tasks' host memory, without the rows."""
         return sum(tensor.nbytes for by_split in self.sums for tensor in by_split.values())
 
     @property
     def pinned_bytes(self) -> int:
-        """Bytes of these that are pinned on a GPU."""
+        """Bytes of `host_bytes` that are pinned where the device is a GPU."""
         return 0
 
     def renew(self) -> None:
-        """Take note that blocks have got other numbers of rows; their windows begin anew."""
+        """Follow a resizing of all blocks, whose windows begin anew."""
         self._parts: dict[Block, list[Tensor]] = {}
         for split in self.layout.splits:
             sizes = [block.shape.num_deferred for block in split.blocks]
@@ -79,7 +79,7 @@ class PublishedTasks(AbstractHostTasks):
         return staged
 
     def drop(self, blocks: Iterable[Block]) -> None:
-        """Forget these blocks' gradients; copies end in staging, one after another."""
+        """Forget these blocks' gradients; later copies overwrite the dropped ones in staging."""
         for block in blocks:
             self._staged.pop(block, None)
 
@@ -142,7 +142,7 @@ class PublishedTasks(AbstractHostTasks):
         return WindowWork(block, out, RowWork(block.host_shape, make), after)
 
     def window_ended(self, step: Step, block: Block, done: Completion) -> None:
-        """Let the next window use the other sum, if there is one: this one is read."""
+        """Let the next window use the other sum, if any, while the update reads this one."""
         if step.lag == 0 or self._is_direct(step, block):
             block.staging_free = done
         if len(self.sums) > 1:
@@ -186,18 +186,18 @@ class PublishedTasks(AbstractHostTasks):
 def make_sums(
     layout: Layout, config: ZenFlowConfig, largest_interval: int
 ) -> list[dict[SplitParam, Tensor]]:
-    """Return the sums that the longest window needs, of the shape of each parameter's room.
+    """Return the sums that the longest window needs, of the shape of each parameter's `slab_rows`.
 
-    None where every window is one step. One where an update is over inside its own step; else two.
+    No sum where every window is one step; one where an update ends inside its own step; else two.
     """
     count = 0 if largest_interval == 1 else 1 if not config.overlap_step else 2
     sums = []
     for _ in range(count):
         slab = host_memory.zeroed(
-            sum(split.room.master.numel() for split in layout.splits), torch.float32
+            sum(split.slab_rows.master.numel() for split in layout.splits), torch.float32
         )
-        parts = slab.split([split.room.master.numel() for split in layout.splits])
-        shapes = [split.room.master.shape for split in layout.splits]
+        parts = slab.split([split.slab_rows.master.numel() for split in layout.splits])
+        shapes = [split.slab_rows.master.shape for split in layout.splits]
         sums.append(
             {
                 split: part.view(shape)
@@ -219,9 +219,9 @@ def _step_on_mean(
     hyper: Hyper,
     upload: Upload | None,
 ) -> HostJob:
-    """Return the AdamW step on a sum over `count` gradients, or on one that is not scaled yet."""
+    """Return the AdamW step on a sum of `count` gradients, or on one gradient, not scaled yet."""
     steps: list[AdamStep] = []
     if found is not None:
         grad, values = found
         steps = [adam_step(hyper, 1.0 / count if values is None else values.get()[0], grad)]
-    return replay(host, active, steps, upload)
+    return catch_up(host, active, steps, upload)

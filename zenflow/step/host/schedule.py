@@ -1,4 +1,4 @@
-"""What the host does with a step's gradients: which blocks accumulate, update, select."""
+"""Schedule of the host's work in a step: the blocks that accumulate, update and select."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zenflow.step.host.tasks import AbstractHostTasks, Step
 
 @dataclass(eq=False, repr=False)
 class HostSchedule:
-    """Turns windows that end into host tasks and landings."""
+    """Turns windows that end into host tasks and updates in flight."""
 
     layout: Layout
     config: ZenFlowConfig
@@ -32,9 +32,9 @@ class HostSchedule:
         return self.layout.topk_ratio != self.calendar.knobs.topk_ratio
 
     def begin(self, step: Step) -> list[Block]:
-        """Queue the host's work for a step, but for the blocks that select at its end.
+        """Queue the host's work for a step, except for blocks that select at its end.
 
-        Every landing of this step has been taken.
+        `UploadGate.take_landings` has been called for this step.
 
         Returns:
             The blocks whose selection is due now; `select` finishes them.
@@ -68,7 +68,7 @@ class HostSchedule:
         return selecting
 
     def select(self, step: Step, blocks: Sequence[Block]) -> None:
-        """Hand columns over in these blocks and start their updates; the last landing is over."""
+        """Hand columns over in these blocks and start their updates; the last ones have landed."""
         for block in blocks:
             copies = step.copies_of(block.split.bucket)
             waiting = [copy for staged in block.queue for copy in staged.copied]
@@ -84,7 +84,7 @@ class HostSchedule:
         _reset(blocks)
 
     def _resize(self, step: Step) -> None:
-        """Go over to the ratio in force: all windows end, columns move, and all are uploaded."""
+        """Change to the ratio k in force: all windows end, columns move, and all are uploaded."""
         blocks = self.layout.blocks
         opened = {block.index: self.calendar.opened[block.index] for block in blocks}
         counted = [block for block in blocks if block.count]

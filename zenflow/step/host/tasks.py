@@ -1,4 +1,4 @@
-"""The host's tasks of one step, as far as the two update rules have them in common."""
+"""The host's tasks of one step: the part that both update rules share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zenflow.columns.device_rows import Resident
 from zenflow.columns.gradient_queue import StagedGradient
 from zenflow.columns.host_rows import HostRows
 from zenflow.columns.host_update import RowWork, parts_of
-from zenflow.columns.layout import Block, Bucket, Landing, Layout, SplitParam
+from zenflow.columns.layout import Block, Bucket, Layout, PendingUpload, SplitParam
 from zenflow.columns.upload_buffer import UploadBuffer
 from zenflow.columns.upload_pool import UploadPool
 from zenflow.device.base import HostValues
@@ -27,7 +27,7 @@ from zenflow.step.gradients.collector import StepGradients
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A step under way, as the host's work sees it."""
+    """Facts of a step under way that the host's work needs."""
 
     number: int
     """Number of the step, from 1."""
@@ -36,12 +36,12 @@ class Step:
     inverse_scale: float
     """Factor that undoes the loss scale."""
     gradients: StepGradients
-    """Gradients of the step: the last ones of all windows that end with it."""
+    """Gradients of the step: the last ones of all windows that end with the step."""
     hypers: Sequence[Hyper]
     """AdamW's settings of each parameter group."""
     values: HostValues
-    """Measured values on their way to the host. The first is the factor on the gradients: the
-    clip factor times the inverse loss scale."""
+    """Measured values on their way to the host. The first is the factor on gradients: clip factor
+    times inverse loss scale."""
 
     def has_gradient(self, block: Block) -> bool:
         """Whether the block's parameter has a gradient in this step."""
@@ -58,21 +58,21 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class WindowWork:
-    """What ends a block's window on the host."""
+    """Work that ends a block's window on the host."""
 
     block: Block
     """Block whose window ends."""
     out: Tensor
     """Weights to upload, (D, O) in the parameter's dtype."""
     rows: RowWork
-    """What is done to its rows."""
+    """Job on the block's host rows."""
     after: Sequence[Completion]
-    """Work that comes before: copies of the gradients that it reads."""
+    """Work that must end before: copies of the gradients that the job reads."""
 
 
 @dataclass(eq=False, repr=False)
 class AbstractHostTasks(ABC):
-    """Queues what the host does to a step's gradients, and puts updates in flight."""
+    """Queues the host's work on a step's gradients, and puts updates in flight."""
 
     layout: Layout
     calendar: WindowCalendar
@@ -91,7 +91,7 @@ class AbstractHostTasks(ABC):
 
     @abstractmethod
     def take_in(self, step: Step, bucket: Bucket, due: Collection[Block]) -> None:
-        """Take a bucket's gradients in: their step is good.
+        """Take in a bucket's gradients, whose step is taken: no drop can follow.
 
         Args:
             step: The step under way.
@@ -105,13 +105,13 @@ class AbstractHostTasks(ABC):
 
     @abstractmethod
     def window_work(self, step: Step, block: Block, active: Tensor, out: Tensor) -> WindowWork:
-        """Return what ends a block's window, which has been closed in the calendar.
+        """Return the work that ends a block's window, which has been closed in the calendar.
 
         Args:
             step: The step under way.
             block: The block.
             active: Flags of the rows that take part, (D,), uint8; the others are uploaded only.
-            out: Where the weights to upload go.
+            out: Output for the weights to upload.
         """
 
     @abstractmethod
@@ -120,11 +120,11 @@ class AbstractHostTasks(ABC):
 
     @abstractmethod
     def finish_rows(self, step: Step, block: Block, rows: Tensor) -> HostRows:
-        """Return copies of some rows as the window's end leaves them; its gradients are there."""
+        """Return copies of some rows as the window's end leaves them; all gradients are there."""
 
     @abstractmethod
     def flush(self, blocks: Iterable[Block], *, step: Step | None = None) -> None:
-        """Queue what brings the host's rows to the last step, or to a window's end.
+        """Queue the work that brings the host's rows to the last step, or to a window's end.
 
         Args:
             blocks: The blocks.
@@ -136,26 +136,26 @@ class AbstractHostTasks(ABC):
     @property
     @abstractmethod
     def host_bytes(self) -> int:
-        """Bytes of host memory beside the rows."""
+        """Bytes of the tasks' host memory, without the rows."""
 
     @property
     @abstractmethod
     def pinned_bytes(self) -> int:
-        """Bytes of these that are pinned on a GPU."""
+        """Bytes of `host_bytes` that are pinned where the device is a GPU."""
 
     @abstractmethod
     def renew(self) -> None:
-        """Take note that blocks have got other numbers of rows; nothing waits."""
+        """Follow a resizing of all blocks; no gradient waits."""
 
     def param_state(self, place: SplitParam | Resident) -> dict[str, Tensor]:
-        """Return the live tensors of a parameter that a checkpoint needs beside its rows."""
+        """Return the live tensors, other than rows, that a parameter's checkpoint needs."""
         del place
         return {}
 
     # ---- updates ----------------------------------------------------------------------------
 
     def all_active(self, block: Block) -> Tensor:
-        """Return flags, not to be changed, by which all rows take part: (D,), uint8."""
+        """Return read-only flags by which all rows take part: (D,), uint8."""
         count = block.shape.num_deferred
         if count not in self._flags:
             self._flags[count] = torch.ones(count, dtype=torch.uint8, device="cpu")
@@ -164,7 +164,7 @@ class AbstractHostTasks(ABC):
     def take_buffer(self, step: Step, updating: Sequence[Block]) -> None:
         """Find memory for the uploads of all blocks whose updates start at this step.
 
-        What lands inside its own step needs none: each weight may take the place of a staged
+        Updates that land inside their own step need none: each weight may overwrite the staged
         gradient that it came from, and is uploaded before the next gradient is staged.
         """
         self._buffer, self._former_uploads = None, []
@@ -212,7 +212,7 @@ class AbstractHostTasks(ABC):
         )
         for work in works:
             block = work.block
-            Landing(
+            PendingUpload(
                 block=block,
                 values=work.out,
                 buffer=self._buffer,
@@ -236,8 +236,8 @@ class AbstractHostTasks(ABC):
     ) -> Completion:
         """Queue one task of the host on a bucket's blocks.
 
-        Of tasks that are as urgent the bucket decides whose gradients backward brings first: the
-        next ones need the memory.
+        Among equally urgent tasks the bucket decides. Backward brings the first bucket's gradients
+        first, so its memory is needed first.
         """
         return self.worker.submit(
             name,

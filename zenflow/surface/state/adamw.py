@@ -1,7 +1,7 @@
 """A state of `torch.optim.AdamW` taken up in mid-run, and one written.
 
-The host and the device hold AdamW's moments of all gradients so far, column by column. What torch
-has for a parameter (O, I) is their transposes put together.
+The host and the device hold AdamW's moments of all gradients so far, column by column. Torch's
+tensors of a parameter (O, I) are their transposes put together.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _OF_ADAMW = {"betas", "amsgrad"}
-"""What tells a group of AdamW's from one of RAdam, whose moments are called the same."""
+"""Keys that only AdamW's groups have: RAdam's moments have the same names."""
 
 
 def check_adamw_state(
     order: Mapping[Any, SplitParam | Resident], state_dict: Mapping[str, Any]
 ) -> None:
-    """Refuse what is no state of AdamW over these parameters, before anything is changed.
+    """Refuse a state that is none of AdamW over these parameters, before anything is changed.
 
     Raises:
-        CheckpointError: It is not; the message says why.
+        CheckpointError: The state does not fit; the message says why.
     """
     for group in state_dict["param_groups"]:
         is_adam = not group.get("decoupled_weight_decay", True) and group.get("weight_decay", 0)
@@ -69,9 +69,9 @@ def check_adamw_state(
 def load_adamw_state(
     engine: Engine, order: Mapping[Any, SplitParam | Resident], state_dict: Mapping[str, Any]
 ) -> None:
-    """Go on where AdamW was, from the weights as they are.
+    """Take up AdamW's moments and step counts; the weights are the model's present ones.
 
-    Columns are chosen by AdamW's second moments. Steps are counted on from AdamW's, so that a
+    Columns are chosen by AdamW's second moments. The step count goes on from AdamW's, so that a
     warm-up of the first steps is over.
 
     Args:
@@ -116,7 +116,7 @@ def _rows_of(split: SplitParam, whole: Tensor) -> Tensor:
 def _load_split(
     split: SplitParam, state: Mapping[str, Any], correction: float, shards: Shards
 ) -> None:
-    """Share out a parameter's moments, the most energetic columns to the device."""
+    """Distribute a parameter's moments, those of the most energetic columns to the device."""
     avg_IO, square_IO = (_rows_of(split, state[name]).t() for name in _MOMENTS)
     sums_I = shards.add_up(square_IO.sum(dim=1))
     split.columns.mean_squares.copy_(sums_I / split.whole_rows)
@@ -136,7 +136,7 @@ def _load_split(
 
 
 def _choose(block: Block) -> None:
-    """Choose a block's important columns by their scores; its rows are not in use yet."""
+    """Choose a block's important columns by their scores, before its rows are in use."""
     none = torch.zeros(block.shape.num_columns, dtype=torch.bool, device="cpu")
     chosen = select_columns(block.columns.scores.cpu(), none, block.shape.num_important, 0.0)
     block.columns.is_important.copy_(chosen)
@@ -151,7 +151,7 @@ def adamw_state(
 ) -> dict[str, Any]:
     """Return copies of a drained engine's moments as a state of torch's AdamW, on the CPU.
 
-    Where ranks have some rows each they are DTensors.
+    Where ranks have some rows each, the moments are DTensors.
     """
     numbers = count()
     state, groups = {}, []

@@ -1,4 +1,4 @@
-"""The optimizer's surface, as far as it is about what is saved and loaded."""
+"""The part of the optimizer's surface that saves and loads states."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Checkpointed(WithEngine):
     _filled_version: int | None
     """Version of the layout whose tensors `state` shows; None where it is empty."""
     _makes_compact_states: bool = False
-    """Whether `state_dict` leaves out what follows from the rest."""
+    """Whether `state_dict` returns compact states."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the exact state, at any step: mid-window, with updates in flight, in eval mode.
@@ -52,14 +52,14 @@ class Checkpointed(WithEngine):
 
     @contextmanager
     def compact_states(self) -> Iterator[None]:
-        """Let `state_dict` leave out what follows from the rest: for files that are loaded whole.
+        """Let `state_dict` leave out tensors that follow from others, for files loaded whole.
 
             with optimizer.compact_states():
                 torch.save(optimizer.state_dict(), "optimizer.pt")
 
-        `load_state_dict` takes up either kind, with the same bits. What a compact state has goes
-        by the step, so `torch.distributed.checkpoint`, which loads in place, needs full ones.
-        Where ranks share parameters or the host's work all states are full.
+        `load_state_dict` takes up either kind, with the same bits. A compact state's tensors
+        differ from step to step, so `torch.distributed.checkpoint`, which loads in place, needs
+        full ones. Where ranks share parameters or the host's work, all states are full.
         """
         self._makes_compact_states = True
         try:
@@ -72,11 +72,11 @@ class Checkpointed(WithEngine):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up a state that `state_dict` returned; deferred weights on the device included.
 
-        Also takes up one of `torch.optim.AdamW`: the model's weights are then the true ones, and
-        its moments and steps go on. Load the model's weights before the next step.
+        Also takes up a state of `torch.optim.AdamW`: the model's weights are then the true ones,
+        and AdamW's moments and steps go on. Load the model's weights before the next step.
 
-        An optimizer that refused to go on, because a norm was not finite, goes on from it; load
-        the model's state too, whose resident parameters may hold that norm.
+        An optimizer that stopped at a norm that was not finite goes on from the loaded state. Load
+        the model's state too, whose resident parameters may hold such values.
 
         Raises:
             CheckpointError: The state is of another model, configuration or optimizer; nothing has
@@ -121,10 +121,10 @@ class Checkpointed(WithEngine):
         Load the parameter groups alone, hand them to this call, and take a `state_dict()` anew.
 
         Args:
-            param_groups: Those of the saved state.
+            param_groups: Parameter groups of the saved state.
 
         Raises:
-            CheckpointError: They are not of a state of this optimizer.
+            CheckpointError: The groups are not of a state of this optimizer.
         """
         engine = self._running
         saved = saved_engine({"param_groups": param_groups, "state": {}})
@@ -137,10 +137,10 @@ class Checkpointed(WithEngine):
             self._hide_state()
 
     def to_adamw_state_dict(self) -> dict[str, Any]:
-        """Return a state for `torch.optim.AdamW` over the same parameters, to go on with that.
+        """Return a state with which `torch.optim.AdamW` over the same parameters can go on.
 
-        It has AdamW's moments of all gradients so far, in float32, copied to the CPU: 8 bytes a
-        parameter. The weights that belong to it are the true ones (`true_weights`).
+        The state has AdamW's moments of all gradients so far, in float32, copied to the CPU: 8
+        bytes a parameter. Its weights are the true ones (`true_weights`).
 
         Raises:
             CheckpointError: The update rule is the published one, whose moments are of means of
@@ -158,7 +158,7 @@ class Checkpointed(WithEngine):
         return adamw_state(self._running, self._places, self.param_groups)
 
     def _check_state_is_there(self) -> None:
-        """Refuse what resets torch's optimizers, and would not reset this one."""
+        """Refuse an emptied `state`, which would reset torch's optimizers, but not this one."""
         if self._filled_version is not None and not self.state:
             raise RuntimeError(
                 "optimizer.state was emptied, but only shows what the optimizer has: to begin "
@@ -166,16 +166,16 @@ class Checkpointed(WithEngine):
             )
 
     def _fill_state(self) -> None:
-        """Show every parameter's live tensors where torch has them."""
+        """Put every parameter's live tensors into `state`, as torch's optimizers have them."""
         self._filled_version = self._running.layout.version
         for place in self._places.values():
             self.state[place.param] = shown_state(place, param_state(self._running, place))
 
     def _hide_state(self) -> None:
-        """Show no tensor until the next step or `state_dict`: a trainer may bring them to the GPU.
+        """Empty `state` until the next step or `state_dict`: trainers would copy tensors to a GPU.
 
-        Parameters have entries if a step was taken. Without any torch's `get_state_dict` would
-        take one, to make some.
+        Parameters keep empty entries once a step was taken: without entries torch's
+        `get_state_dict` would take a step, to make some.
         """
         self.state.clear()
         if self._running.step:
@@ -195,6 +195,6 @@ class Checkpointed(WithEngine):
 
 
 def complete_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Add what torch's part of a state lacks, before other hooks see it."""
+    """Add the engine's part to torch's part of a state, before other hooks see the state."""
     assert isinstance(optimizer, Checkpointed)
     optimizer._add_engine_state(state)

@@ -1,4 +1,4 @@
-"""What a saved state must have in common with the optimizer that takes it up."""
+"""Checks that a saved state fits the optimizer that takes it up."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 FORMAT = 4
 """Version of the state; raised when the meaning of an entry changes."""
 ENTRY = "zenflow"
-"""Key, in the first parameter group, of all that is not a parameter's."""
+"""Key, in the first parameter group, of the engine's part of a state."""
 
 
 def saved_engine(state_dict: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what a state has of the engine; None for one of torch's AdamW.
+    """Return the engine's part of a state; None for a state of torch's AdamW.
 
     Raises:
-        CheckpointError: It is the state of neither.
+        CheckpointError: The state is of neither optimizer.
     """
     groups = state_dict.get("param_groups")
     if not groups or "state" not in state_dict or "zenflow" in state_dict:
@@ -66,10 +66,10 @@ def places_by_key(
 ) -> dict[Any, SplitParam | Resident]:
     """Return every trainable parameter's place by its key in a state: a number, or a name.
 
-    As torch has it, the first parameter there is the first one here.
+    Parameters correspond by their order, as in torch's `load_state_dict`.
 
     Raises:
-        CheckpointError: The groups are of other sizes.
+        CheckpointError: The state's groups are of other sizes.
     """
     there = [list(group["params"]) for group in state_dict["param_groups"]]
     here = [group["params"] for group in param_groups]
@@ -83,7 +83,7 @@ def places_by_key(
 
 
 def signature(places: Sequence[SplitParam | Resident]) -> list[str]:
-    """Describe each parameter so that a state of another model is told apart."""
+    """Describe each parameter, to recognize a state of another model."""
     return [
         f"{tuple(place.param.shape)} {place.param.dtype} group {place.group} "
         + ("resident" if isinstance(place, Resident) else "split")
@@ -92,7 +92,7 @@ def signature(places: Sequence[SplitParam | Resident]) -> list[str]:
 
 
 def has_steps(state_dict: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
-    """Whether a state has tensors, as every state has in which a step was taken."""
+    """Whether a state has tensors: every state has some once a step was taken."""
     return bool(state_dict["state"]) or saved["step"] > 0
 
 
@@ -108,10 +108,10 @@ def check_state(
         engine: The engine that would take it up.
         order: Every trainable parameter's place by its key in the state.
         state_dict: The state.
-        saved: Its part of the engine.
+        saved: The engine's part of the state.
 
     Raises:
-        CheckpointError: It is not; the message says what differs.
+        CheckpointError: The state does not fit; the message says what differs.
     """
     _check_config(engine, saved)
     _check_layout(engine, saved)
@@ -166,7 +166,7 @@ def _compact_shapes(
     saved: Mapping[str, Any],
     shapes: dict[str, torch.Size],
 ) -> dict[str, torch.Size]:
-    """Return the shapes that a state has of its full ones, if it lists what it leaves out."""
+    """Return the tensor shapes to expect in a compact state, by what it says it leaves out."""
     if LEFT_OUT not in saved or isinstance(place, Resident):
         return shapes
     lacks = saved[LEFT_OUT][engine.layout.splits.index(place)]

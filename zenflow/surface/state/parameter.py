@@ -1,9 +1,9 @@
-"""The tensors of one parameter's state.
+"""Tensors of one parameter's state.
 
-A split parameter's entry has the host's rows under torch's names, the device's rows with the
-prefix `device_`, and the low-precision weights that training sees and that are about to land: with
-them a resumed run is exact whatever weights the model was loaded with. Every entry has the same
-names and shapes at every step, so that `torch.distributed.checkpoint` can load in place.
+A split parameter's entry has the host's rows under torch's names, and the device's rows with the
+prefix `device_`. It also has the low-precision weights that training sees and those about to land.
+With these a resumed run is exact whatever weights the model was loaded with. Every entry has the
+same names and shapes at every step, so that `torch.distributed.checkpoint` can load in place.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from zenflow.step.engine import Engine
 
 WHOLE = ("scores", "mean_squares", "row_mean_squares", "window_sketch")
-"""Names of tensors that have nothing to do with which columns are important."""
+"""Names of tensors that do not depend on which columns are important."""
 TRAINING = "training_weight"
-"""Name of the weights of deferred columns that training sees, (D, O) in the parameter's dtype."""
+"""Name of deferred columns' weights as training sees them, (D, O) in the parameter's dtype."""
 LANDING = "landing_weight"
 """Name of the weights of updates in flight, (D, O) in the parameter's dtype: zeros elsewhere."""
 _REPLICATED = {
@@ -36,14 +36,14 @@ _REPLICATED = {
 
 
 def _row_dim(place: SplitParam | Resident, name: str) -> int | None:
-    """Return the dimension of a tensor that goes by the parameter's rows; None if none does."""
+    """Return the dimension of a tensor that is the parameter's rows; None if none is."""
     if name in _REPLICATED:
         return None
     return 0 if isinstance(place, Resident) or name == "row_mean_squares" else 1
 
 
 def _spread_of(place: SplitParam | Resident, name: str) -> RowSpread | None:
-    """Return how the rows of a tensor are spread: the device's as the parameter's own are."""
+    """Return the spread of a tensor's rows over ranks: the device's or the hosts'."""
     is_device = name.startswith("device_") or name == "row_mean_squares"
     if isinstance(place, Resident) or is_device:
         return RowSpread.of(place.param)
@@ -51,9 +51,9 @@ def _spread_of(place: SplitParam | Resident, name: str) -> RowSpread | None:
 
 
 def shown_state(place: SplitParam | Resident, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a parameter's tensors as a state has them: DTensors where ranks have some rows each.
+    """Return a parameter's tensors for a state: DTensors where ranks have some rows each.
 
-    `torch.distributed.checkpoint` then saves on some ranks and loads on others.
+    So `torch.distributed.checkpoint` can save on some ranks and load on others.
     """
     shown = {}
     for name, tensor in tensors.items():
@@ -69,16 +69,16 @@ def taken_part(place: SplitParam | Resident, name: str, saved: Tensor) -> Tensor
 
 
 def has_rows_of_another_rank(place: SplitParam | Resident, name: str, saved: Tensor) -> bool:
-    """Whether a tensor of a state was saved by another rank for itself alone."""
+    """Whether a tensor of a state is another rank's own part."""
     return _row_dim(place, name) is not None and is_of_another_rank(saved, _spread_of(place, name))
 
 
 def param_state(engine: Engine, place: SplitParam | Resident) -> dict[str, Tensor]:
     """Return the live tensors of one parameter's state on this rank.
 
-    `LANDING` alone is not live: updates in flight are in memory that all parameters share. It is
-    of the right shape and kind, takes no memory and can't be written to; `landing_weight` is what
-    is saved.
+    `LANDING` alone is not live: updates in flight are in memory that all parameters share. Its
+    tensor has the right shape and dtype, takes no memory and can't be written to;
+    `landing_weight` returns the values to save.
     """
     if isinstance(place, Resident):
         return place.state()
@@ -108,7 +108,7 @@ def landing_weight(place: SplitParam) -> Tensor:
     row = 0
     for block in place.blocks:
         count = block.shape.num_deferred
-        if block.landing is not None:
-            values[row : row + count] = block.landing.values
+        if block.pending is not None:
+            values[row : row + count] = block.pending.values
         row += count
     return values

@@ -1,4 +1,4 @@
-"""Weights that are new to the optimizer: a state without steps, and weights that a user loads."""
+"""Starts from new weights: a state without steps, and weights that a user loads."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _KEPT = (*_OF_WEIGHTS, *_OF_LAYOUT, LANDING)
 
 @torch.no_grad()
 def restart(engine: Engine) -> None:
-    """Let a drained engine's tensors be those of no step: moments of zero, masters of the weights.
+    """Reset a drained engine to no step: moments and windows empty, masters equal to the weights.
 
-    What is not a tensor, but for the blocks' windows, is the caller's.
+    All other values that are no tensors are the caller's to reset.
     """
     end_windows(engine)
     for block in engine.layout.blocks:
@@ -35,18 +35,18 @@ def restart(engine: Engine) -> None:
 
 
 def end_windows(engine: Engine) -> None:
-    """Let a drained engine's windows begin anew, with nothing in flight."""
+    """Begin all windows of a drained engine anew, with nothing in flight."""
     for block in engine.layout.blocks:
         block.count = block.accumulator = 0
         block.wants_selection = False
-        block.landing = None
+        block.pending = None
         block.staging_free = block.last_update = already_done()
     engine.uploads.reset()
 
 
 @torch.no_grad()
 def take_weights(engine: Engine) -> None:
-    """Let the weights as they are be the true ones. The engine is drained, and nothing lands."""
+    """Take the present weights for the true ones; the engine is drained, with none in flight."""
     for split in engine.layout.splits:
         fill_masters(split)
     for resident in engine.layout.residents:

@@ -1,10 +1,10 @@
 """The optimizer's state as a dictionary, and back: exact at every step.
 
-It has torch's two keys. Tensors are in "state", and all else is a text (JSON) in the first
-parameter group: tools that rearrange states, such as `torch.distributed.checkpoint`, carry both.
+The dictionary has torch's two keys. Tensors are in "state". All other values are a text (JSON) in
+the first parameter group: tools such as `torch.distributed.checkpoint` carry both.
 
-Before the first step it has no tensors: all of them follow from the weights and the configuration.
-Trainers that bring a new optimizer's state to the GPU then bring nothing.
+Before the first step there are no tensors: all follow from the weights and the configuration. So
+trainers that copy a new optimizer's state to the GPU copy nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from zenflow.columns.device_rows import Resident
-from zenflow.columns.layout import Block, Landing, SplitParam
+from zenflow.columns.layout import Block, PendingUpload, SplitParam
 from zenflow.knobs import Knobs
 from zenflow.lanes.completion import already_done
 from zenflow.surface.state.checks import ENTRY, FORMAT, check_state, has_steps, signature
@@ -50,16 +50,16 @@ def add_engine_state(
     *,
     is_compact: bool = False,
 ) -> None:
-    """Add to torch's part of a state what it lacks, the entries of live parameters left as are.
+    """Add the engine's part to torch's part of a state; live parameters' entries do not change.
 
     Also fills every `training_weight`, which shares memory with the staging buffers.
 
     Args:
         engine: A drained engine.
-        true_weights: Its swap of weights.
+        true_weights: The engine's swap between weights of training and true weights.
         places: Every trainable parameter's place by its number in torch's part.
         state_dict: Torch's part, changed.
-        is_compact: Whether to leave out what follows from the rest, where one rank can tell.
+        is_compact: Whether to make a compact state, where one rank can.
     """
     states, left_out = state_dict["state"], {}
     if states:
@@ -82,7 +82,7 @@ def add_engine_state(
 
 
 def _engine_state(engine: Engine) -> dict[str, Any]:
-    """Return all that is not a tensor: calendar, counts, which updates are in flight."""
+    """Return all values that are no tensors: calendar, counts, list of updates in flight."""
     blocks = engine.layout.blocks
     sketch = engine.probes.sketch
     return {
@@ -102,9 +102,9 @@ def _engine_state(engine: Engine) -> dict[str, Any]:
         "sketch": None if sketch is None else sketch.state_dict(),
         "controller": engine.decisions.controller.state_dict(),
         "landings": [
-            [block.index, block.landing.land_step, block.landing.opened]
+            [block.index, block.pending.land_step, block.pending.opened]
             for block in blocks
-            if block.landing is not None
+            if block.pending is not None
         ],
     }
 
@@ -119,14 +119,14 @@ def load_engine_state(
 ) -> None:
     """Take up a state; afterwards training's weights are on the device.
 
-    With a state without steps these are the weights as they are.
+    With a state without steps, training's weights are the model's present ones.
 
     Args:
         engine: A drained engine.
         order: Every trainable parameter's place by its key in the state.
-        true_weights: Its swap of weights; what it shows is replaced.
+        true_weights: The engine's swap of weights; shown weights are replaced.
         state_dict: State of the optimizer's `state_dict`, on any device.
-        saved: Its part of the engine.
+        saved: The engine's part of the state.
     """
     with engine.layout.shares.all_or_none():
         check_state(engine, order, state_dict, saved)
@@ -171,7 +171,7 @@ def _load_params(
     states: Mapping[Any, Mapping[str, Tensor]],
     left_out: Mapping[SplitParam | Resident, Sequence[str]],
 ) -> None:
-    """Set every parameter's tensors, and the weights that follow from them."""
+    """Set every parameter's tensors, and the device's weights that follow from these."""
     for key, place in order.items():
         lacks = (LANDING, *left_out.get(place, ()))
         for name, tensor in param_state(engine, place).items():
@@ -200,7 +200,7 @@ def _load_blocks(engine: Engine, saved: Mapping[str, Any]) -> None:
 def _left_out(
     engine: Engine, saved: Mapping[str, Any]
 ) -> dict[SplitParam | Resident, Sequence[str]]:
-    """Return the names that each split parameter lacks in a state; none in a full one."""
+    """Return the names of tensors that each split parameter lacks; none in a full state."""
     if LEFT_OUT not in saved:
         return {}
     return dict(zip(engine.layout.splits, saved[LEFT_OUT], strict=True))
@@ -209,7 +209,7 @@ def _left_out(
 def _rows_that_land(
     split: SplitParam, entry: Mapping[str, Tensor], saved: Mapping[str, Any]
 ) -> dict[int, Tensor]:
-    """Return the weights of a parameter's updates in flight by block; its masters are loaded."""
+    """Return the weights of a parameter's updates in flight by block; masters are loaded."""
     flying = rows_in_flight(split, saved)
     if LANDING not in entry:
         blocks = {block.index: block for block in split.blocks}
@@ -224,7 +224,7 @@ def _rows_that_land(
 def _load_landings(
     engine: Engine, landings: list[list[int]], rows_of: Mapping[int, Tensor]
 ) -> None:
-    """Put updates back in flight.
+    """Put a state's updates back in flight.
 
     Args:
         engine: The engine; nothing is in flight.
@@ -240,7 +240,7 @@ def _load_landings(
         for block, opened in entries:
             values = block.next_view_of(buffer)
             values.copy_(rows_of[block.index])
-            Landing(
+            PendingUpload(
                 block=block,
                 values=values,
                 buffer=buffer,
