@@ -1,6 +1,6 @@
-"""Constraints: what a setting may need at most, whether anything can do with it, and if not, why.
+"""Constraints: limits on memory, staleness and captured energy, and the reason if none can be met.
 
-What a setting needs is known without running it: memory from `sim.memory.need`, staleness from the
+A setting's needs are known without running it: memory from `sim.memory.need`, staleness from the
 rule, captured energy from a curve where one is known.
 """
 
@@ -23,7 +23,7 @@ from zenflow.knobs import Knobs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What a setting needs."""
+    """Memory, staleness and captured energy of a setting. See `needs_of`."""
 
     device_bytes: float
     """Bytes of one device: model, activations, optimizer."""
@@ -41,14 +41,19 @@ class Constraints:
 
     Raises:
         ConfigError: A limit is one that nothing could meet.
+
+    Examples:
+        >>> limits = Constraints(largest_staleness=4)
+        >>> limits.misses(Need(device_bytes=1e9, host_bytes=1e9, staleness=5, captured=None))
+        {'largest_staleness': 0.25}
     """
 
     device_bytes: float | None = None
-    """Most bytes of one device, model and activations included."""
+    """Largest memory of one device, bytes, model and activations included."""
     host_bytes: float | None = None
-    """Most bytes of the host, for all devices."""
+    """Largest memory of the host for all devices, bytes."""
     largest_staleness: int | None = None
-    """Most steps; a setting's own staleness is S + 1, and S without overlap."""
+    """Largest staleness, steps; a setting's own is S + 1, and S without overlap."""
     smallest_captured: float | None = None
     """Least share of gradient energy in the important columns, in (0, 1)."""
 
@@ -76,11 +81,11 @@ class Constraints:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The constraints that there are."""
+        """Names of the constraints that are set."""
         return tuple(limit.name for limit in _limits(self))
 
     def misses(self, need: Need) -> dict[str, float]:
-        """Return by which share of its limit a need misses each constraint; 0 where it doesn't.
+        """Return the share of its limit by which a need misses each constraint; 0 if met.
 
         Energy that is not known misses nothing.
         """
@@ -89,7 +94,7 @@ class Constraints:
         }
 
     def within(self, hardware: HardwareProfile) -> Constraints:
-        """Return these limits, and the machine's own memory where they set no smaller one."""
+        """Return the limits, with a machine's own memory where that is smaller."""
         device = None if hardware.device.is_cpu else hardware.device.memory.value
         return replace(
             self,
@@ -119,6 +124,14 @@ def needs_of(
         captured: Share of gradient energy in the important columns by ``topk_ratio``, such as an
             energy curve's method; None where nothing is known of it.
         base: Everything of the configuration that is no knob; None is the default.
+
+    Examples:
+        >>> from sim.hardware.catalog import find_machine
+        >>> from sim.models.table import find_model
+        >>> workload = Workload.of_config(*find_model("gpt2"))
+        >>> need = needs_of(workload, find_machine("hgx-h100", 1))(Knobs.of(ZenFlowConfig()))
+        >>> need.staleness, need.device_bytes < 80e9
+        (5, True)
     """
     config = base or ZenFlowConfig()
     memory: dict[Knobs, tuple[float, float]] = {}
@@ -155,12 +168,22 @@ def staleness_of(knobs: Knobs, base: ZenFlowConfig | None = None) -> int:
 
 
 class Feasibility:
-    """Which settings of a search space meet the constraints; needs are worked out once each."""
+    """Settings of a search space that meet the constraints; each need is worked out once.
+
+    Examples:
+        >>> space = SearchSpace(update_intervals=(1, 4, 8))
+        >>> def need(knobs):
+        ...     age = staleness_of(knobs)
+        ...     return Need(device_bytes=0, host_bytes=0, staleness=age, captured=None)
+        >>> feasibility = Feasibility(Constraints(largest_staleness=5), need, space)
+        >>> sorted({knobs.update_interval for knobs in space.grid() if feasibility.allows(knobs)})
+        [1, 4]
+    """
 
     def __init__(
         self, constraints: Constraints, need: Callable[[Knobs], Need], space: SearchSpace
     ) -> None:
-        """Work nothing out yet; ``need`` says what a setting needs."""
+        """Start with no needs known; ``need`` is the function that finds them."""
         self.constraints = constraints
         self._need = need
         self._space = space
@@ -168,7 +191,7 @@ class Feasibility:
         self._limits = tuple(_limits(constraints))
 
     def need(self, knobs: Knobs) -> Need:
-        """Return what a setting needs."""
+        """Return the needs of a setting."""
         if knobs not in self._known:
             self._known[knobs] = self._need(knobs)
         return self._known[knobs]
@@ -178,7 +201,7 @@ class Feasibility:
         return _meets(self.need(knobs), self._limits)
 
     def misses(self, knobs: Knobs) -> Mapping[str, float]:
-        """Return by which share of its limit a setting misses each constraint."""
+        """Return the share of its limit by which a setting misses each constraint."""
         return self.constraints.misses(self.need(knobs))
 
     def check(self) -> None:
@@ -202,19 +225,19 @@ _Points = Sequence[tuple[Knobs, Need]]
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
-    """One constraint, as something to say and to compare."""
+    """One constraint, to be compared and to be shown."""
 
     name: str
     bound: float
     value: Callable[[Need], float | None]
     shown: Callable[[float], str]
-    """An amount in words."""
+    """Function that words an amount."""
     what: str
-    """What is limited, in words."""
+    """Limited quantity in words."""
     is_least: bool = False
 
     def missed_by(self, need: Need) -> float:
-        """Return by how much a need misses it: 0 or less if it is met."""
+        """Return the amount by which a need misses the limit: 0 or less if it is met."""
         value = self.value(need)
         if value is None:
             return 0.0
@@ -225,7 +248,7 @@ class _Limit:
         return f"{self.what} {'>=' if self.is_least else '<='} {self.shown(self.bound)}"
 
     def nearest(self, points: _Points) -> tuple[Knobs, str]:
-        """Return the setting that comes nearest to it, and how near that is in words."""
+        """Return the setting that comes nearest to the limit, and its distance in words."""
         knobs, need = min(points, key=lambda point: self.missed_by(point[1]))
         value = self.value(need)
         assert value is not None
@@ -253,7 +276,7 @@ def _meets(need: Need, limits: Sequence[_Limit]) -> bool:
 
 
 def _conflict(limits: Sequence[_Limit], points: _Points) -> str:
-    """Return which constraints can't be met together, and by how much each is missed."""
+    """Return a sentence on the constraints that can't be met together, and their misses."""
     if len(limits) == 1:
         knobs, nearest = limits[0].nearest(points)
         return (
@@ -273,7 +296,7 @@ def _conflict(limits: Sequence[_Limit], points: _Points) -> str:
 
 
 def _parted_by(one: _Limit, other: _Limit, points: _Points) -> str | None:
-    """Return the knob of which two constraints leave different values, if there is one."""
+    """Return a sentence on two constraints that no value of one knob meets; None without one."""
     for name in ("topk_ratio", "update_interval"):
         for low, high in ((one, other), (other, one)):
             most = max(getattr(k, name) for k, need in points if low.missed_by(need) <= 0)

@@ -30,7 +30,7 @@ class Interrupts:
         self._may_raise = False
 
     def __enter__(self) -> Interrupts:
-        """Take the signals over, but for those that the program was begun with ignored."""
+        """Take the signals over, except those that the program ignored from its start."""
         if threading.current_thread() is threading.main_thread():
             for number in self._signals:
                 if signal.getsignal(number) != signal.SIG_IGN:
@@ -73,11 +73,11 @@ class Interrupts:
 
 @contextmanager
 def deaf_children() -> Iterator[None]:
-    """Let no process that starts meanwhile hear Ctrl-C.
+    """Start processes that don't hear Ctrl-C.
 
-    A terminal sends it to all of them, and one that is still loading would die of it with a
-    traceback before it could say that it doesn't listen. Processes inherit the mask, so they are
-    deaf from their first moment on. What this process gets meanwhile it hears afterwards.
+    A terminal sends Ctrl-C to all processes of a command. One that is still loading would die of
+    it with a traceback, before it could say that it doesn't listen. Processes inherit the signal
+    mask, so they are deaf from their first moment on. This process hears the signal afterwards.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -87,7 +87,7 @@ def deaf_children() -> Iterator[None]:
 
 
 def start_deaf(process: BaseProcess) -> None:
-    """Start one of multiprocessing's processes as one of `deaf_children`."""
+    """Start one of multiprocessing's processes so that it doesn't hear Ctrl-C."""
     resource_tracker.ensure_running()  # it is started with the first, and would lift the mask
     with deaf_children():
         process.start()

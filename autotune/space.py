@@ -21,6 +21,8 @@ class SearchSpace:
 
     Raises:
         ConfigError: A tuple is empty, out of order, or has a value that breaks a knob's rule.
+
+    See `SearchSpace.grid`.
     """
 
     topk_ratios: tuple[float, ...] = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
@@ -46,7 +48,7 @@ class SearchSpace:
 
     @property
     def values(self) -> Mapping[str, tuple[Any, ...]]:
-        """The values by the name of their knob."""
+        """Values of each knob, by its name."""
         return {_knob_of(item.name): getattr(self, item.name) for item in fields(self)}
 
     def grid(self) -> Iterator[Knobs]:

@@ -1,5 +1,9 @@
 """Fluid resources: flows of bytes that share links and memory max-min fairly, on SimPy's clock.
 
+A copy to the host and an optimizer's loop both use the host's memory. While both run, each gets a
+part of its bandwidth; when one ends, the other speeds up. This module says who gets how much, and
+when each ends.
+
 - A kind of flow names every resource that it uses, with what one byte of its own costs there: a
   copy over PCIe also loads the host's DRAM.
 - It may have a rate of its own that it can't exceed: CPU Adam loads DRAM alone, and no faster than
@@ -25,11 +29,11 @@ _ENDED = 1e-9
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resource:
-    """Something that moves bytes: one direction of a link, both together, a host's DRAM."""
+    """A bandwidth that flows share: a link's one direction, both, or DRAM. See `fair_rates`."""
 
     name: str
     capacity: float
-    """Bytes/s for all flows together."""
+    """Bandwidth of all flows together, bytes/s."""
 
     def __post_init__(self) -> None:
         """Refuse a capacity with which nothing would end."""
@@ -42,15 +46,17 @@ class Resource:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlowKind:
-    """What all flows of one kind have in common.
+    """Costs and limits that all flows of one kind have in common.
 
     Raises:
         ConfigError: Nothing bounds the rate.
+
+    See `fair_rates`.
     """
 
     name: str
     uses: Mapping[Resource, float]
-    """What each resource moves for one byte of the flow."""
+    """Bytes that each resource moves for one byte of the flow."""
     max_rate: float = math.inf
     """Bytes/s that a flow can't exceed whatever is free; infinite for no such limit."""
     weight: float = 1.0
@@ -73,31 +79,31 @@ class Flow:
 
     kind: FlowKind
     num_bytes: float
-    """Bytes in all."""
+    """Size of the flow, bytes."""
     on_end: Callable[[], object]
     """Function to call when the last byte has arrived."""
     remaining: float
     """Bytes that have not moved yet."""
     rate: float = 0.0
-    """Bytes/s at present."""
+    """Present rate in bytes/s."""
 
 
 class Alarm(simpy.Event):
-    """An event that happens again whenever it is set, for waits of which there is one at a time.
+    """An event that can be set again and again, for waits of which there is one at a time.
 
-    A new event for each of them would take longer.
+    A new event for each wait would take longer.
     """
 
     _ok = True
     _value = None
 
     def __init__(self, env: simpy.Environment, callback: Callable[[Any], None]) -> None:
-        """Take what to call whenever it happens; it is not set yet."""
+        """Start unset; ``callback`` is called whenever the alarm goes off."""
         self.env = env
         self.callbacks = self._calls = [callback]
 
     def set(self, delay: float) -> None:
-        """Let it happen after so many seconds; it must not be set already."""
+        """Go off after so many seconds; an alarm that is set must not be set again before."""
         self.callbacks = self._calls  # SimPy has taken them off
         self.env.schedule(self, delay=delay)
 
@@ -110,6 +116,17 @@ class FluidNetwork:
         env: SimPy's environment, whose time is in seconds.
         flows: Those under way, in the order in which they began.
         moved: Bytes of each kind of flow that have ended or been stopped.
+
+    Examples:
+        Two copies share a link of 10 bytes/s. The short one gets half, the long one the rest.
+
+        >>> env = simpy.Environment()
+        >>> network, link = FluidNetwork(env), Resource("link", 10.0)
+        >>> for size in (10, 40):
+        ...     _ = network.send(FlowKind("copy", {link: 1.0}), size, lambda: print(env.now))
+        >>> env.run()
+        2.0
+        5.0
     """
 
     env: simpy.Environment
@@ -117,11 +134,11 @@ class FluidNetwork:
     moved: dict[FlowKind, float] = field(default_factory=dict)
     _since: float = 0.0
     _wake: simpy.Event | None = None
-    """Alarm of the next end. Those set before rates changed are still to come, and do nothing."""
+    """Alarm of the next end. Alarms from before rates changed still go off, and do nothing."""
     _ending: Flow | None = None
-    """Flow that ends then."""
+    """Flow that will finish first, at the alarm's time."""
     _is_ending: bool = False
-    """Whether flows are being ended: what begins meanwhile is shared out with what is left."""
+    """Whether flows are being ended: one that begins meanwhile gets its rate when all are."""
     _known: dict[tuple[FlowKind, ...], list[float]] = field(default_factory=dict)
     """Fair rates by the kinds of the flows under way: few mixes ever occur."""
     _spare: list[Alarm] = field(default_factory=list)
@@ -163,7 +180,7 @@ class FluidNetwork:
         return flow.remaining
 
     def carried(self, resource: Resource) -> float:
-        """Return what a resource has moved so far."""
+        """Return the bytes that a resource has moved so far."""
         self._move()
         moved = [*self.moved.items(), *((f.kind, f.num_bytes - f.remaining) for f in self.flows)]
         return sum(kind.uses.get(resource, 0.0) * num_bytes for kind, num_bytes in moved)
@@ -233,6 +250,12 @@ def fair_rates(kinds: Sequence[FlowKind]) -> list[float]:
     All rates grow together, in proportion to their weights; a flow stops where its own limit is
     reached or one of its resources is full. No rate can then be raised without lowering one that
     is, for its weight, no larger.
+
+    Examples:
+        >>> link, memory = Resource("link", 10.0), Resource("memory", 100.0)
+        >>> copy = FlowKind("copy", {link: 1.0, memory: 1.0})
+        >>> fair_rates([copy, copy, FlowKind("adam", {memory: 1.0})])
+        [5.0, 5.0, 90.0]
     """
     rates = [0.0] * len(kinds)
     free = {resource: resource.capacity for kind in kinds for resource in kind.uses}

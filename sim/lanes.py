@@ -1,4 +1,4 @@
-"""Lanes of a simulated machine: what runs one after another, and records its spans.
+"""Lanes of a simulated machine: queues whose jobs run one after another, and record their spans.
 
 `SerialLane` is first in, first out, as a CUDA stream or a copy engine is: a job that waits holds
 up those behind it. `HostLane` takes the ready task with the earliest deadline and lets a more
@@ -21,12 +21,12 @@ from sim.fluid import Alarm, Flow, FlowKind, FluidNetwork
 from zenflow.trace.timeline import Span, Timeline
 
 SpanRow = tuple[str, str, float, float, int, float]
-"""Lane, name, start, end, step and bytes of a span to be."""
+"""Lane, name, start, end, step and bytes: a span before it is made."""
 
 
 @dataclass(slots=True)
 class Recording:
-    """What the lanes did, as rows: making them `Span`s waits until someone looks."""
+    """Work of the lanes as rows; `Span`s are made of them only where somebody looks."""
 
     rows: list[SpanRow] = field(default_factory=list)
     keeps: bool = True
@@ -35,7 +35,7 @@ class Recording:
     """Seconds of work and bytes by lane, name and step."""
 
     def add(self, lane: str, name: str, start: float, end: float, step: int, size: float) -> None:
-        """Record what a lane did."""
+        """Record a piece of a lane's work."""
         total = self.totals.get((lane, name, step))
         if total is None:
             self.totals[lane, name, step] = [end - start, size]
@@ -73,7 +73,7 @@ class Recording:
 
 @dataclass(slots=True, kw_only=True)  # many are made, and frozen ones take twice as long
 class Work:
-    """What a job takes: seconds by itself, then bytes of a flow."""
+    """Costs of a job: seconds by itself, then bytes of a flow."""
 
     seconds: float = 0.0
     """Seconds before the flow."""
@@ -82,7 +82,7 @@ class Work:
     num_bytes: float = 0.0
     """Bytes of its flow."""
     counted: float = 0.0
-    """Bytes that its span says it moved: those of a copy, not what the copy costs elsewhere."""
+    """Bytes that its span shows as moved: a copy's own, not its cost elsewhere."""
 
 
 @dataclass(slots=True, eq=False)
@@ -108,7 +108,7 @@ class _LaneJob:
 
 @dataclass(eq=False)
 class AbstractLane(ABC):
-    """One job at a time: its own seconds first, then its flow."""
+    """A queue that runs one job at a time: its own seconds first, then its flow."""
 
     name: str
     network: FluidNetwork
@@ -219,7 +219,21 @@ class AbstractLane(ABC):
 
 @dataclass(eq=False)
 class SerialLane(AbstractLane):
-    """First in, first out."""
+    """Queue that is first in, first out, as a CUDA stream is.
+
+    Examples:
+        A copy that waits for nothing still stands behind the one before it.
+
+        >>> env = simpy.Environment()
+        >>> recording = Recording()
+        >>> lane = SerialLane("d2h", FluidNetwork(env), recording)
+        >>> event = env.timeout(3.0)
+        >>> _ = lane.submit("late", 1, Work(seconds=1.0), after=[event])
+        >>> _ = lane.submit("next", 1, Work(seconds=1.0))
+        >>> env.run()
+        >>> [row[1:4] for row in recording.rows]
+        [('late', 3.0, 4.0), ('next', 4.0, 5.0)]
+    """
 
     _jobs: deque[_LaneJob] = field(default_factory=deque)
 
@@ -248,6 +262,18 @@ class HostLane(AbstractLane):
 
     The engine's worker takes tasks in parts of a millisecond, so that waiting for the end of one
     is nothing: here a flow is stopped, and goes on later with the bytes it had left.
+
+    Examples:
+        The task whose weights are needed in step 2 goes before the one that step 5 needs.
+
+        >>> env = simpy.Environment()
+        >>> recording = Recording()
+        >>> lane = HostLane("host", FluidNetwork(env), recording)
+        >>> for name, deadline in (("running", 9), ("can wait", 5), ("urgent", 2)):
+        ...     _ = lane.submit(name, 1, Work(seconds=1.0), deadline=deadline)
+        >>> env.run()
+        >>> [row[1] for row in recording.rows]
+        ['running', 'urgent', 'can wait']
     """
 
     _ready: list[tuple[int, int, int, int, _LaneJob]] = field(default_factory=list)

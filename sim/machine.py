@@ -1,8 +1,7 @@
 """Machine: a hardware profile turned into lanes and fluid resources, ready to run a schedule.
 
-All devices of all hosts do the same at the same time, so one of them is simulated, and whatever
-they share costs as many times as much as devices share it: with equal flows max-min fairness gives
-each the same.
+All devices of all hosts do the same at the same time, so one of them is simulated. A resource that
+n devices share costs n times as much: with equal flows max-min fairness gives each the same.
 """
 
 from __future__ import annotations
@@ -24,29 +23,29 @@ Process = Generator[simpy.Event, Any, None]
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What bounds one device's share of the machine, bytes/s, in plain numbers."""
+    """Bandwidths that bound one device's share of the machine, bytes/s, as plain numbers."""
 
     d2h: float
-    """Bytes/s to the host."""
+    """Bandwidth of the link to the host, bytes/s."""
     h2d: float
-    """Bytes/s to the device."""
+    """Bandwidth of the link to the device, bytes/s."""
     duplex: float
-    """Bytes/s of both directions together."""
+    """Bandwidth of both directions together, bytes/s."""
     dram: float
-    """Bytes/s of the memory that the device uses, for all devices that share it."""
+    """Bandwidth of the host memory that the device uses, for all its users, bytes/s."""
     sharing: int
-    """Number of devices that share it."""
+    """Number of devices that share that memory: DRAM bytes charged for one byte of a copy."""
     host_sharing: float
-    """The same over the share of it that the AdamW kernel reaches, as a byte of the kernel's takes
-    more of the memory's time than one of a copy's."""
+    """DRAM bytes charged for one byte of the AdamW kernel. More than `sharing`, because the kernel
+    reaches only `adam_share` of the bandwidth that a copy reaches."""
     reach: float
     """Factor on links and memory: below 1 where memory may lie on another socket."""
     host: float
-    """Bytes/s that the host threads of one device move at most."""
+    """Largest rate of all host threads of one device, bytes/s."""
     core: float
-    """Bytes/s that one of them moves."""
+    """Bytes/s that one host thread moves."""
     steps: float
-    """AdamW steps of an element, per second, that the host threads of one device take at most."""
+    """Largest rate of AdamW steps of an element, per second, of all host threads of one device."""
     cores: float
     """Number of hardware threads at work at once for one device, where a CPU plays it."""
 
@@ -56,15 +55,21 @@ class Rates:
         hardware: HardwareProfile,
         *,
         pinned: bool = True,
-        figures: Mapping[str, Any] = MappingProxyType({}),
+        quantities: Mapping[str, Any] = MappingProxyType({}),
     ) -> Rates:
-        """Return the rates of a profile, or of many that differ in some figures.
+        """Return the rates of a profile, or of many that differ in some quantities.
 
         Args:
             hardware: The machine.
             pinned: Whether copies use pinned memory on the host.
-            figures: Values or arrays in place of its own d2h, h2d, duplex, dram, core_bandwidth,
-                core_update (of its link and host) and threads (for one device).
+            quantities: Values or arrays in place of the profile's own d2h, h2d, duplex, dram,
+                core_bandwidth, core_update (of its link and host) and threads (for one device).
+
+        Examples:
+            >>> from sim.hardware.catalog import find_machine
+            >>> rates = Rates.of(find_machine("dgx-a100-80"))
+            >>> rates.sharing  # devices that share one socket's memory
+            4
         """
         link, host = hardware.link, hardware.host
         own = {
@@ -75,7 +80,7 @@ class Rates:
             "core_bandwidth": host.core_bandwidth.value,
             "core_update": host.core_update.value,
             "threads": hardware.threads_per_device,
-            **figures,
+            **quantities,
         }
         copies = 1.0 if pinned else link.pageable.value
         # Unbound, memory lies on either socket: half of all accesses hop.
@@ -98,7 +103,7 @@ class Rates:
 
 
 class Machine:
-    """Lanes of one device and its share of the host.
+    """A simulated machine: lanes of one device and its share of the host, on one clock.
 
     Attributes:
         env: SimPy's environment; time in seconds.
@@ -111,6 +116,14 @@ class Machine:
         nvme_read: Drives to host memory.
         nvme_write: The other way.
         recording: Spans so far.
+
+    Examples:
+        >>> from sim.hardware.catalog import find_machine
+        >>> machine = Machine(find_machine("hgx-h100", 1))
+        >>> copied = machine.d2h.submit("copy", 1, machine.down(1e9))
+        >>> machine.env.run(copied)
+        >>> round(machine.env.now, 3)  # seconds of 1 GB to the host
+        0.018
     """
 
     def __init__(
@@ -119,7 +132,7 @@ class Machine:
         """Set the machine up at time 0, idle.
 
         Args:
-            hardware: What it can do.
+            hardware: The profile to simulate.
             pinned: Whether copies use pinned memory.
             keeps_spans: Whether to record spans; busy seconds always are.
         """
@@ -190,7 +203,7 @@ class Machine:
         return self.device.submit_all(name, step, [self.device_work(each) for each in seconds])
 
     def device_work(self, seconds: float) -> Work:
-        """Return so many seconds of an undisturbed device as work."""
+        """Return work that an undisturbed device takes so many seconds for."""
         if self.compute_kind is None:
             return Work(seconds=seconds)
         return Work(kind=self.compute_kind, num_bytes=seconds)
@@ -253,9 +266,9 @@ class Machine:
         return Work(seconds=seconds, kind=self.fabric_kind, num_bytes=moved, counted=moved)
 
     def _copy_seconds(self, num_bytes: float, packing: float | None) -> float:
-        """Return what a copy takes beside its bytes on the link.
+        """Return the seconds of a copy beside those of its bytes on the link.
 
-        A GPU's stream packs them first; a CPU's lane thread does so while the bytes move.
+        A GPU's stream packs the bytes first; a CPU's lane thread packs them while they move.
         """
         if packing is None or self.hardware.device.is_cpu:
             return self.copy_seconds
@@ -298,7 +311,7 @@ class Machine:
         return replace(self.host_kind, uses={**self.host_kind.uses, most: 1.0})
 
     def stall(self, cause: str, since: float, step: int) -> None:
-        """Record that the device has waited from then until now."""
+        """Record that the device has waited since a moment until now."""
         self.recording.add_stall(cause, since, self.env.now, step)
 
     def run(self, process: Process) -> float:
@@ -311,7 +324,7 @@ class Machine:
 def _ring_uses(
     hardware: HardwareProfile, down: Resource, up: Resource, both: Resource
 ) -> dict[Resource, float]:
-    """Return what one byte that a ring passes through a device costs each link.
+    """Return the cost on each link of one byte that a ring passes through a device.
 
     Args:
         hardware: The machine.
@@ -336,6 +349,6 @@ def _ring_uses(
 
 
 def least_seconds(machine: Machine, kind: FlowKind, num_bytes: float) -> float:
-    """Return how long a flow takes that nothing competes with."""
+    """Return the seconds of a flow that nothing competes with."""
     rate = min([kind.max_rate, *(r.capacity / share for r, share in kind.uses.items())])
     return num_bytes / rate if math.isfinite(rate) else 0.0

@@ -1,4 +1,4 @@
-"""Names as people write them: found whatever their case and separators, or the nearest offered."""
+"""Names as people write them: matched without case and separators, or the nearest offered."""
 
 from __future__ import annotations
 

@@ -73,19 +73,19 @@ PASSES = ("forward", "backward")
 """Names of the device's passes."""
 
 SETTLING_WINDOWS = 3
-"""Windows before a run counts as steady, at least."""
+"""Least number of windows before a run counts as steady."""
 _MEASURED_WINDOWS = 2
 _FEWEST_STEPS = 4
 """Least number of measured steps, however short the windows are."""
 _STEADY = 1e-3
 """Relative difference of two windows that counts as none."""
 LONGEST_SETTLING = 40
-"""Windows after which a run is taken as it is."""
+"""Number of windows after which a run is measured, steady or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What a steady-state step is predicted to do; seconds and bytes, of one device."""
+    """Predicted steady-state step of one device; seconds and bytes. See `simulate`."""
 
     strategy: str
     step_seconds: float
@@ -95,11 +95,11 @@ class Prediction:
     stall_seconds: float
     """Mean seconds of a step in which the device waits."""
     selection_seconds: float = 0.0
-    """Share of step and stall that is selections of columns, spread over the steps between."""
+    """Seconds of step and stall that are selections of columns, spread over the steps between."""
     d2h_bytes: float
-    """Bytes to the host, per step."""
+    """Bytes copied to the host, per step."""
     h2d_bytes: float
-    """Bytes to the device, per step."""
+    """Bytes copied to the device, per step."""
     fabric_bytes: float = 0.0
     """Bytes that collectives pass through the device, per step."""
     busy_seconds: Mapping[str, float]
@@ -117,7 +117,7 @@ class Prediction:
         return self.stall_seconds / self.step_seconds if self.step_seconds else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the figures by name, without the timeline."""
+        """Return the numbers by name, without the timeline."""
         return {
             "strategy": self.strategy,
             "step_seconds": self.step_seconds,
@@ -134,7 +134,10 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """A strategy by name, with the engine's configuration where it is one of its presets."""
+    """A strategy by name, with the engine's configuration where it is one of its presets.
+
+    See `Strategy.of`.
+    """
 
     name: str
     config: ZenFlowConfig | None = None
@@ -142,7 +145,8 @@ class Strategy:
     releases: bool = True
     """The engine's gradient mode: whether gradients leave during backward."""
     parallel: str = "ddp"
-    """How the engine's devices share a model, one of `PARALLELS`; other systems have their own."""
+    """Way in which the engine's devices share a model, one of `PARALLELS`; other systems have
+    their own."""
     reshards: bool = True
     """Whether the engine's sharded weights are dropped behind forward."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -158,7 +162,7 @@ class Strategy:
         reshards: bool = True,
         **changes: Any,
     ) -> Strategy:
-        """Return a strategy of this name.
+        """Return the strategy of this name.
 
         Args:
             name: Of a preset or of another system.
@@ -170,6 +174,12 @@ class Strategy:
         Raises:
             ConfigError: There is no such strategy or option, a knob breaks its rule, or the
                 strategy does not share a model in this way.
+
+        Examples:
+            >>> Strategy.of("zenflow", update_interval=8).period
+            8
+            >>> Strategy.of("fsdp2_offload").config is None  # another project's system
+            True
         """
         if parallel not in PARALLELS:
             raise ConfigError(f"parallel {unknown_name(parallel, PARALLELS)}")
@@ -207,23 +217,23 @@ class Strategy:
 
     @property
     def warm_up(self) -> int:
-        """First steps that defer nothing."""
+        """Number of first steps that defer nothing."""
         return 0 if self.config is None else self.config.full_warm_up_rounds
 
     @property
     def period(self) -> int:
-        """Steps after which a steady state repeats."""
+        """Number of steps after which a steady state repeats."""
         if self.config is not None:
             return self.config.update_interval
         return int(self.system.options(self.options).get("update_interval", 1))
 
     @property
     def system(self) -> System:
-        """Record of the other system that this is."""
+        """Record of the other system with this strategy's name."""
         return SYSTEMS[self.name]
 
     def division(self, hardware: HardwareProfile) -> Division:
-        """Return how the devices of a machine divide the engine's work."""
+        """Return the division of the engine's work among the devices of a machine."""
         return Division.of(self.parallel, hardware.total_devices)
 
     def schedule(self, machine: Machine, costs: StepCosts) -> AbstractSchedule:
@@ -254,10 +264,10 @@ def simulate(
     settling_windows: int = SETTLING_WINDOWS,
     longest_settling: int = LONGEST_SETTLING,
 ) -> Prediction:
-    """Return what a steady-state step takes, by events.
+    """Return the prediction of a steady-state step, simulated event by event.
 
-    A selection of columns costs the engine a stall once in `select_interval` steps: that is
-    simulated by itself and spread over them, so that few steps say what many would.
+    A selection of columns costs the engine a stall once in `select_interval` steps. The stall is
+    simulated by itself and spread over these steps, so that few steps say what many would.
 
     Args:
         costs: Of one step of the model on the machine.
@@ -270,6 +280,14 @@ def simulate(
 
     Raises:
         ConfigError: The strategy's options are wrong.
+
+    Examples:
+        >>> from sim.timing.phases import costs_of_phases
+        >>> costs = costs_of_phases(
+        ...     forward=1.0, backward=2.0, d2h=1.0, update=3.0, h2d=1.0, num_params=10**9)
+        >>> step = simulate(costs, Strategy.of("published_zero_offload"))
+        >>> round(step.step_seconds, 1), round(step.stall_seconds, 1)
+        (7.0, 4.0)
     """
     if strategy.config is None:  # refuses options before they are used
         strategy.schedule(Machine(costs.hardware), costs)
@@ -322,13 +340,13 @@ def selects_every(config: ZenFlowConfig) -> int:
 
 
 def measured_steps(period: int, num_steps: int | None = None) -> int:
-    """Return how many steps are measured: whole windows, as many as asked for or a few."""
+    """Return the number of measured steps: whole windows, as many as asked for or a few."""
     wanted = max(_FEWEST_STEPS, _MEASURED_WINDOWS * period) if num_steps is None else num_steps
     return -(-wanted // period) * period
 
 
 def is_steady(lengths: Sequence[float], period: int, busy: Mapping[str, float]) -> bool:
-    """Whether the first and the last window are as long, and no lane has more to do than time.
+    """Whether first and last window are as long, and no lane has more work than time.
 
     A lane with more work for a step than the step is long falls behind, until something waits.
     """
@@ -338,7 +356,7 @@ def is_steady(lengths: Sequence[float], period: int, busy: Mapping[str, float]) 
 
 
 def selecting_every(strategy: Strategy, select_interval: int) -> Strategy:
-    """Return the strategy with selections so many steps apart; 0 is the first only."""
+    """Return the strategy with selections so many steps apart; 0 selects once, at first."""
     if strategy.config is None:
         return strategy
     config = replace(strategy.config, select_strategy="step", select_interval=select_interval)

@@ -1,1 +1,1 @@
-"""The process that answers what to try next: questions, forecasts, search."""
+"""The process that proposes the next setting to try: questions, forecasts, search."""

@@ -1,6 +1,6 @@
-"""Advice: refit the twin, search it, and say what is worth trying.
+"""Advice: refit the twin to the evidence, search it, and name the setting that is worth trying.
 
-It runs in a process of its own (`autotune.adviser.process`).
+The adviser runs in a process of its own (`autotune.adviser.process`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,27 @@ _CHECKED = 3
 
 @dataclass(slots=True)
 class Adviser:
-    """Answers questions on one workload and machine."""
+    """Proposes settings for one workload on one machine, from measured stretches.
+
+    Examples:
+        A first question, with nothing measured yet:
+
+        >>> from autotune.model.refit import Prior
+        >>> from autotune.model.twin import NEUTRAL
+        >>> from sim.hardware.catalog import find_machine
+        >>> from sim.models.table import find_model
+        >>> from sim.models.workload import Workload
+        >>> from zenflow.config import ZenFlowConfig
+        >>> workload = Workload.of_config(*find_model("gpt2"), batch_size=8)
+        >>> twin = Twin(workload, find_machine("hgx-h100", 1), ZenFlowConfig(update_interval=1))
+        >>> adviser = Adviser(twin)
+        >>> here = adviser.start(Knobs.of(twin.config))
+        >>> advice = adviser.advise(Question(
+        ...     stretches=(), here=here, start=here, curve=EnergyCurve.default(),
+        ...     prior=Prior(NEUTRAL, sigma=0.1), num_trials=4))
+        >>> advice.peak.knobs.update_interval > here.update_interval
+        True
+    """
 
     twin: Twin
     space: SearchSpace = field(default_factory=SearchSpace)
@@ -69,7 +89,7 @@ class Adviser:
         return min(allowed, key=lambda knobs: (_distance(knobs, wanted), str(knobs)))
 
     def feasibility(self, curve: EnergyCurve | None) -> Feasibility:
-        """Return which settings keep the constraints; without a curve energy keeps nothing out."""
+        """Return the settings that keep the constraints; without a curve energy rules none out."""
         if self._need is None:  # memory is known once for all questions, energy is not
             twin = self.twin
             self._need = needs_of(
@@ -96,7 +116,7 @@ class Adviser:
         return seconds
 
     def advise(self, question: Question) -> Advice:
-        """Refit, search, and weigh what was found.
+        """Refit the twin, search it, and return the setting that is worth trying, if any.
 
         Raises:
             ConfigError: No setting keeps all constraints.
@@ -117,7 +137,7 @@ class Adviser:
     def _looked_at(
         self, question: Question, feasibility: Feasibility, until: float
     ) -> tuple[Forecasts, list[ForecastedSetting]]:
-        """Search, or take what the last search saw; what was measured is always looked at."""
+        """Search, or take the last search's settings; measured ones are always among them."""
         if question.num_trials:
             forecasts = Forecasts.of(question, self.twin, self.space.select_intervals)
             found = search(forecasts, self.space, feasibility, until)
@@ -166,9 +186,9 @@ def _weigh(forecasts: Forecasts, found: Sequence[ForecastedSetting], *, must_mov
 
 
 def _value(forecasts: Forecasts, setting: ForecastedSetting) -> float:
-    """Return what trying a setting for a stretch, and keeping it if it is better, promises.
+    """Return the expected gain of trying a setting, and of keeping it if it is better.
 
-    In stretches' worth of goodput; 0 or less if it is not to be tried.
+    The unit is a stretch's goodput; 0 or less says that the setting is not to be tried.
     """
     question = forecasts.question
     least, may_probe = _LEAST_GAIN, question.may_probe
@@ -205,7 +225,7 @@ def _posterior_sigma(forecasts: Forecasts, error: float) -> float:
 
 
 def _change(forecasts: Forecasts, setting: ForecastedSetting, *, comes_back: bool) -> float:
-    """Return what going to a setting costs by itself, in stretches: a change of k stalls."""
+    """Return the cost of going to a setting, in stretches: a change of k stalls."""
     question = forecasts.question
     if setting.knobs.topk_ratio == question.here.topk_ratio:
         return 0.0
@@ -222,7 +242,7 @@ def _change(forecasts: Forecasts, setting: ForecastedSetting, *, comes_back: boo
 def _with_full_errors(
     forecasts: Forecasts, found: Sequence[ForecastedSetting]
 ) -> list[ForecastedSetting]:
-    """Return the best candidates with what the prior's spread makes of their gains.
+    """Return the best candidates with errors that include the prior's spread.
 
     Measured spans fix the constants; before there are any, a gain is as uncertain as they are.
     """
@@ -257,7 +277,7 @@ def _differ_in_interval(one: Knobs, other: Knobs) -> bool:
 
 
 def _distance(one: Knobs, other: Knobs) -> float:
-    """Return how far two settings are apart, in factors of two."""
+    """Return the distance of two settings: the sum of their knobs' ratios, in factors of two."""
     pairs = (
         (one.topk_ratio, other.topk_ratio),
         (one.update_interval, other.update_interval),

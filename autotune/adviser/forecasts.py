@@ -1,4 +1,4 @@
-"""Forecasts: any setting's goodput as the refitted twin, the residual and efficiency see it."""
+"""Forecasts: any setting's goodput by the refitted twin, its residual and efficiency."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from zenflow.knobs import Knobs
 
 @dataclass(slots=True)
 class Forecasts:
-    """What one question's evidence says of settings.
+    """Predictions of settings from one question's evidence.
 
-    With another question in its place (``dataclasses.replace``) they are weighed anew, by newer
-    evidence and the constants as they are.
+    ``dataclasses.replace`` with another question weighs the settings anew, by the newer evidence
+    and with unchanged constants.
     """
 
     question: Question
     """The question, with the evidence."""
     twin: Twin
-    """The simulator."""
+    """Simulator that the evidence is compared with."""
     constants: Constants
     """Constants as refitted to the evidence."""
     _select_intervals: Sequence[int]
     _select_seconds: float
     speed_noise: SpeedNoise = field(init=False)
-    """How the machine's speed moves by itself, as the evidence shows it."""
+    """Noise of the machine's own speed, as the evidence shows it."""
     _residual: Residual = field(init=False)
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class Forecasts:
         return cls(question, twin, constants, select_intervals, seconds)
 
     def forecast(self, knobs: Knobs) -> Forecast:
-        """Return what the refitted twin says by itself."""
+        """Return the refitted twin's prediction, without the residual's correction."""
         return self.twin.forecast(knobs, self.constants)
 
     def setting(self, knobs: Knobs) -> ForecastedSetting:
@@ -65,7 +65,7 @@ class Forecasts:
         return max((self.as_it_is(choice) for choice in choices), key=lambda o: o.gain)
 
     def as_it_is(self, knobs: Knobs) -> ForecastedSetting:
-        """Return the forecast of a setting with the ``select_interval`` that it has."""
+        """Return the forecast of a setting with its own ``select_interval``."""
         here = self.question.here
         step, efficiency = self._step(knobs), self.efficiency(knobs)
         gain = math.log(self._step(here) / step)
@@ -85,7 +85,7 @@ class Forecasts:
         return step + (self._select_seconds / every if every else 0.0)
 
     def efficiency(self, knobs: Knobs) -> float:
-        """Return what a step is worth beside one of AdamW."""
+        """Return the worth of a step, in steps of AdamW."""
         captured = self.question.curve.captured(knobs.topk_ratio)
         decay = self.question.energy_decay or 0.0
         longer = knobs.select_interval - self.question.here.select_interval
@@ -93,7 +93,7 @@ class Forecasts:
         return FITTED.of(knobs, 1.0 - min(1.0, max(0.0, captured)))
 
     def spread(self, setting: ForecastedSetting) -> float:
-        """Return what the prior's spread of the constants makes of a gain's error."""
+        """Return the error of a gain that the prior's spread of the constants causes."""
         twin, here = self.twin, self.question.here
 
         def gain(constants: Constants) -> float:

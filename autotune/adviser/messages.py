@@ -21,14 +21,14 @@ SIGMAS_TO_BELIEVE = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is known when advice is asked for."""
+    """Evidence and limits on which the adviser answers. See `autotune.adviser.adviser.Adviser`."""
 
     stretches: tuple[Stretch, ...]
     """Measured stretches since the last drift, in order."""
     here: Knobs
-    """Knobs in force."""
+    """Knobs in force when the question is asked."""
     start: Knobs
-    """The default, which nothing tried may be much worse than."""
+    """Default setting, which nothing tried may be much worse than."""
     curve: EnergyCurve
     """Energy by ratio of columns, as measured at the knobs in force."""
     has_curve: bool = False
@@ -36,7 +36,7 @@ class Question:
     prior: Prior
     """Prior of the twin's constants."""
     select_seconds: float | None = None
-    """Seconds of one selection, as measured; None is what the simulator says."""
+    """Measured seconds of one selection; None takes the simulator's."""
     energy_decay: float | None = None
     """Captured share that a step since the last selection costs.
 
@@ -46,18 +46,18 @@ class Question:
     steps_per_stretch: int = 16
     """Number of steps of a stretch at the knobs in force."""
     resize_seconds: float | None = None
-    """Stall of a change of ``topk_ratio``, as measured; None is what the simulator's lanes say."""
+    """Measured stall of a change of ``topk_ratio``, seconds; None takes the simulator's lanes."""
     leaves_interval: bool = False
-    """Whether another controller moves S within what is as good: S alone is then left to it."""
+    """Whether another controller moves S among equally good values: S alone is then left to it."""
     may_probe: bool = True
     """Whether a setting may be tried whose gain the prediction's error exceeds."""
     barred: frozenset[Knobs] = frozenset()
     """Settings that lost a trial of late, with a ``select_interval`` of 0.
 
-    They, and what is like them, are tried again only if predicted to be better by
+    These settings, and similar ones, are tried again only if predicted to be better by
     `SIGMAS_TO_BELIEVE` errors."""
     num_trials: int = 40
-    """Number of settings to simulate; 0 weighs anew what the last search saw."""
+    """Number of settings to simulate; 0 weighs the last search's settings anew."""
     most_seconds: float = math.inf
     """CPU seconds after which no trial is begun: a search ends early rather than take more."""
     seed: int = 0
@@ -66,33 +66,36 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastedSetting:
-    """A setting as the corrected twin sees it."""
+    """A setting with its predicted speed, efficiency and gain.
+
+    See `autotune.adviser.adviser.Adviser`.
+    """
 
     knobs: Knobs
-    """The setting."""
+    """Setting that is predicted."""
     step_seconds: float
     """Predicted seconds of a step, corrected by the residual, selections included."""
     efficiency: float
-    """Worth of a step beside one of AdamW."""
+    """Worth of a step, in steps of AdamW."""
     gain: float
-    """Log of its goodput over that of the knobs in force."""
+    """Logarithm of the setting's goodput over that of the knobs in force."""
     error: float
     """Standard deviation of ``gain``."""
 
     @property
     def progress(self) -> float:
-        """Steps of AdamW's worth per second."""
+        """Progress per second, in steps of AdamW."""
         return self.efficiency / self.step_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """The answer."""
+    """The adviser's answer: a setting to try, if any. See `autotune.adviser.adviser.Adviser`."""
 
     constants: Constants
-    """The twin's constants as refitted."""
+    """Constants of the twin as refitted."""
     here: ForecastedSetting
-    """Knobs in force."""
+    """Forecast of the knobs in force."""
     best: ForecastedSetting | None
     """Setting worth trying; None if nothing promises more than its error."""
     must_move: bool
@@ -100,10 +103,10 @@ class Advice:
     peak: ForecastedSetting
     """Setting with the largest expected goodput, whatever its error."""
     intervals: tuple[int, int]
-    """Range of S about ``here``'s in which expected goodput is as good as equal."""
+    """Range of S about ``here``'s in which expected goodput is practically equal."""
     error: float
     """Log of predicted over measured step time at the knobs in force, before the residual."""
     num_simulated: int = 0
-    """Number of simulations that it took."""
+    """Number of simulations that the answer took."""
     seconds: float = 0.0
-    """CPU seconds that it took."""
+    """CPU seconds that the answer took."""

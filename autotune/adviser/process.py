@@ -1,7 +1,7 @@
-"""A process of its own for advice, so that searching is never in the step's way.
+"""A process of its own for advice, so that searching never delays a step.
 
 A thread would hold the interpreter's lock for milliseconds at a time, just when the training
-thread has kernels to launch. The process has the lowest priority, ends when its input does,
+thread has kernels to launch. The process has the lowest priority. It ends when its input does,
 however the run ended, and needs no guard in the user's script.
 """
 
@@ -34,16 +34,16 @@ serve()
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What a process says when it can be asked."""
+    """Message of a process that has loaded and can be asked."""
 
     seconds: float
-    """CPU seconds until then."""
+    """CPU seconds of loading."""
     seconds_per_forecast: float
     """CPU seconds of one simulation."""
 
 
 class AbstractAdviserHandle(ABC):
-    """Where questions go; one at a time."""
+    """Connection to an adviser, for one question at a time."""
 
     @abstractmethod
     def ask(self, question: Question) -> None:
@@ -51,7 +51,7 @@ class AbstractAdviserHandle(ABC):
 
     @abstractmethod
     def poll(self) -> Ready | Advice | None:
-        """Return what has come in since, if anything; never waits.
+        """Return a new message, or None; never waits.
 
         Raises:
             ConfigError: No setting keeps the constraints.
@@ -60,11 +60,11 @@ class AbstractAdviserHandle(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End whatever answers."""
+        """End the adviser."""
 
 
 class BackgroundAdviser(AbstractAdviserHandle):
-    """A child process that advises."""
+    """An adviser in a child process."""
 
     def __init__(self, adviser: Adviser) -> None:
         """Start the process; it loads what it needs while training begins."""
@@ -86,7 +86,7 @@ class BackgroundAdviser(AbstractAdviserHandle):
         self._send(question)
 
     def poll(self) -> Ready | Advice | None:
-        """Return what has come in."""
+        """Return a new message, or None."""
         try:
             answer = self._answers.get_nowait()
         except queue.Empty:
@@ -139,7 +139,7 @@ def serve() -> None:
 
 
 def _listen(questions: queue.SimpleQueue[Question]) -> None:
-    """Hand questions on; end the process with its input, also in the middle of a search."""
+    """Pass questions on; end the process with its input, also in the middle of a search."""
     while True:
         try:
             questions.put(pickle.load(sys.stdin.buffer))

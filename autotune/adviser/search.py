@@ -1,4 +1,4 @@
-"""Search: an Optuna study over the refitted twin, begun where a bound promises most."""
+"""Search: an Optuna study over the refitted twin that begins with the best bounds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RANKED_SHARE = 2 / 3
 def search(
     forecasts: Forecasts, space: SearchSpace, feasibility: Feasibility, until: float = math.inf
 ) -> list[ForecastedSetting]:
-    """Return what a study has looked at, each setting once.
+    """Return the settings that a study has looked at, each once.
 
     They differ in k and S; each comes with the ``select_interval`` that suits it.
 
@@ -85,7 +85,7 @@ def promising(
 
 
 def update_share(knobs: Knobs, twin: Twin) -> float:
-    """Return the share of the host's traffic that updates are, not the intake of gradients."""
+    """Return the share of updates in the host's traffic; the rest is intake of gradients."""
     intake, update = _window_bytes(knobs, twin)
     return update / (intake + update)
 
@@ -96,7 +96,7 @@ def _window_bytes(knobs: Knobs, twin: Twin) -> tuple[int, int]:
 
 
 def lane_loads(twin: Twin) -> dict[str, Callable[[Knobs], float]]:
-    """Return what each lane carries per step and parameter, in units of its own."""
+    """Return each lane's load per step and parameter, in units of its own, as functions."""
     return {
         "d2h": lambda k: 1.0 - k.topk_ratio,
         "h2d": lambda k: (1.0 - k.topk_ratio) / k.update_interval,

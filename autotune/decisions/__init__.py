@@ -1,1 +1,1 @@
-"""A run's decisions, as they are written and read again."""
+"""Decisions of a run: records, and the file that keeps them."""

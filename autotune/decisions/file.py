@@ -1,8 +1,8 @@
-"""decisions.jsonl: what a controller measured and decided in a run, line by line.
+"""decisions.jsonl: a controller's measurements and decisions in a run, line by line.
 
-Beside its settings a run's weights depend on the decisions alone, so this file repeats it. Reading
-is therefore strict: a file that lacks a line, or has one that was changed, is no smaller record
-but that of another run.
+A run's weights depend on its settings and its decisions alone, so this file repeats the run.
+Reading is therefore strict: a file that lacks a line, or has one that was changed, is no smaller
+record but that of another run.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ __all__ = [
 ]  # fmt: skip
 
 DECISIONS = "decisions.jsonl"
-"""The file's name in a run's directory."""
+"""Name of the file in a run's directory."""
 
 _RESTORE = "the file was changed after it was written; restore it from a copy, or run again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionFile:
-    """What a decisions file says."""
+    """Content of a decisions file: header, decisions, measured windows. See `DecisionLog`."""
 
     header: Header
     decisions: tuple[Decision, ...]
     windows: tuple[WindowRecord, ...]
     end: End | None
-    """None of a run in progress."""
+    """Last line of a finished run; None of a run in progress."""
 
     @property
     def changes(self) -> list[tuple[int, Knobs]]:
@@ -54,7 +54,7 @@ class DecisionFile:
 
 
 def read_decisions(path: Path) -> DecisionFile:
-    """Return what the file of a finished run says.
+    """Return the content of a finished run's file.
 
     Raises:
         ConfigError: The file can't be read, its run did not finish, or a line (the message says
@@ -82,8 +82,19 @@ def read_header(path: Path) -> Header:
 class DecisionLog:
     """Writes a run's decisions file; every line is with the operating system when it returns.
 
-    >>> DecisionLog(Path("decisions.jsonl")).num_lines  # nothing is written before start()
-    0
+    Examples:
+        >>> import tempfile
+        >>> from zenflow.config import ZenFlowConfig
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> path = Path(folder.name) / DECISIONS
+        >>> log = DecisionLog(path)
+        >>> log.start(Header(settings={}, knobs=Knobs.of(ZenFlowConfig()), largest_interval=None,
+        ...                  hardware={}, versions={}, commit=None))
+        >>> log.end(step=100, search_seconds=0.0, run_seconds=12.0)
+        >>> log.close()
+        >>> read_decisions(path).end.step
+        100
+        >>> folder.cleanup()
     """
 
     def __init__(self, path: Path) -> None:
@@ -111,7 +122,7 @@ class DecisionLog:
         self._rewrite([header])
 
     def resume(self, num_lines: int, header: Header) -> None:
-        """Go on behind the first lines of the file; those after them are dropped.
+        """Go on after the first lines of the file; those that follow are dropped.
 
         Args:
             num_lines: Lines there were when the checkpoint was written.
@@ -136,7 +147,7 @@ class DecisionLog:
         self._rewrite([header, *sequence.records[1:]])
 
     def append(self, record: Record) -> None:
-        """Write a record behind the others.
+        """Write a record after the others.
 
         Raises:
             ConfigError: It does not follow from the lines before: a decision's old knobs are not

@@ -25,7 +25,10 @@ Deciders: TypeAlias = Literal["twin", "zen-auto"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a run was started with: enough to start it again."""
+    """Settings and circumstances of a run: enough to start it again.
+
+    See `autotune.decisions.file.DecisionLog`.
+    """
 
     format: int = FORMAT
     settings: Mapping[str, Any]
@@ -35,7 +38,7 @@ class Header:
     largest_interval: int | None
     """Largest S that the controller may choose: blocks are cut for it."""
     hardware: Mapping[str, Any]
-    """Facts about the machine."""
+    """Facts about the machine, JSON-ready."""
     versions: Mapping[str, Any]
     """Versions of Python, torch and this package."""
     commit: str | None
@@ -44,14 +47,14 @@ class Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowRecord:
-    """What the controller measured over some steps at the same knobs."""
+    """Measurements of the controller over some steps with one setting."""
 
     step: int
-    """The last of these steps."""
+    """Last of the measured steps."""
     window: int
-    """Number of the run's windows before it."""
+    """Number of windows of the run before this one."""
     knobs: Knobs
-    """Knobs in force."""
+    """Knobs in force during these steps."""
     step_seconds: float
     """Measured seconds of a step."""
     stall_seconds: float
@@ -63,7 +66,7 @@ class WindowRecord:
     rho: float
     """Share of the gradient's energy in deferred columns."""
     constants: Mapping[str, float]
-    """The twin's multipliers by name, as refitted on this window."""
+    """Multipliers of the twin by name, as refitted on this window."""
     search_seconds: float
     """CPU seconds that the search has taken since the run began."""
 
@@ -77,9 +80,9 @@ class Decision:
     window: int
     """Number of windows measured so far."""
     by: Deciders
-    """Who decided."""
+    """Name of the controller that decided."""
     old: Knobs
-    """Knobs until now."""
+    """Knobs in force until this decision."""
     new: Knobs
     """Knobs from the next step on."""
     predicted_step_seconds: float | None
@@ -93,7 +96,7 @@ class Decision:
     rho: float | None
     """Share of the gradient's energy in deferred columns."""
     reason: str
-    """Reason in words."""
+    """Reason of the change, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +110,7 @@ class End:
     search_seconds: float
     """CPU seconds that the search has taken."""
     run_seconds: float
-    """Seconds of the steps."""
+    """Seconds of all steps."""
 
 
 Record: TypeAlias = Header | WindowRecord | Decision | End
@@ -218,7 +221,7 @@ _FITS: Mapping[Any, Callable[[Any], bool]] = {
         _is_mapping(value) and all(map(_is_number_or_null, value.values()))
     ),
 }
-"""Whether a JSON value can be a field's, by the field's type."""
+"""Check of a JSON value, by the type of its field."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

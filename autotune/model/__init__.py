@@ -1,1 +1,1 @@
-"""What a run teaches: the simulator refitted, its residual, the machine's noise."""
+"""Models of a run: the simulator refitted, its residual, the machine's noise."""

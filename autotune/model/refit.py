@@ -1,7 +1,7 @@
 """Refit: the twin's constants from measured spans, robust against outliers, old news fading.
 
-A part's constant scales what that part takes, so the ratio of measured to predicted busy seconds
-is nearly all that moves it: two or three fixed-point steps find all of them, for one simulation of
+A part's constant scales that part's time. So the ratio of measured to predicted busy seconds is
+nearly all that moves it: two or three fixed-point steps find all constants, with one simulation of
 each measured setting and step. A constant is the mode of a Student-t likelihood about its prior.
 """
 
@@ -32,21 +32,42 @@ _BOUND = math.log(30.0)
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """What is believed of the constants before anything is measured."""
+    """Belief about the constants before anything is measured: a log-normal. See `refit`."""
 
     centre: Constants
-    """Most probable constants."""
+    """Most probable value of each constant."""
     sigma: float
-    """Standard deviation of their logarithms: 0.35 for a table entry, 0.1 after calibration."""
+    """Standard deviation of the constants' logarithms: 0.35 for a table entry, 0.1 after
+    calibration."""
 
 
 def refit(twin: Twin, stretches: Sequence[Stretch], prior: Prior) -> dict[str, float]:
-    """Return the constants that tell the measured stretches best.
+    """Return the constants with which the twin reproduces the measured stretches best.
 
     Args:
         twin: Predicts busy seconds.
         stretches: In order; those without busy seconds say nothing.
         prior: Where there is no evidence, its centre stands.
+
+    Examples:
+        Copies to the host take twice as long as predicted. The factor on the link's rate is a bit
+        more, since the fixed seconds of a copy stay.
+
+        >>> from autotune.model.twin import NEUTRAL
+        >>> from sim.hardware.catalog import find_machine
+        >>> from sim.models.table import find_model
+        >>> from sim.models.workload import Workload
+        >>> from zenflow.config import ZenFlowConfig
+        >>> from zenflow.knobs import Knobs
+        >>> workload = Workload.of_config(*find_model("gpt2"))
+        >>> twin = Twin(workload, find_machine("hgx-h100", 1), ZenFlowConfig())
+        >>> knobs = Knobs.of(twin.config)
+        >>> busy = dict(twin.forecast(knobs).busy_seconds)
+        >>> busy["d2h"] *= 2
+        >>> seen = Stretch(index=0, last_step=20, knobs=knobs, step_seconds=0.1, noise=0.01,
+        ...                stall_seconds=0.0, rho=0.8, busy_seconds=busy)
+        >>> round(refit(twin, [seen], Prior(NEUTRAL, sigma=0.35))["d2h"], 1)
+        2.2
     """
     evidence = _recent([s for s in stretches if s.busy_seconds])
     centre = {part: math.log(prior.centre[part]) for part in PARTS}

@@ -1,9 +1,10 @@
-"""Speed noise: how a machine's speed moves by itself, and settings compared in spite of it.
+"""Speed noise: changes of a machine's own speed, and settings compared in spite of them.
 
-What a machine's other work does from minute to minute slows all settings alike. Stretches measured
-soon after one another share it, so that they tell two settings apart which stretches far apart
-can't. It is taken as a stationary process whose correlation falls exponentially with time
-(Ornstein-Uhlenbeck); settings' means are then estimated by generalised least squares.
+A machine's other work slows all settings alike, and changes from minute to minute. Stretches
+measured soon after one another share its effect, so that they tell two settings apart which
+stretches far apart can't. The noise is taken as a stationary process whose correlation falls
+exponentially with time (Ornstein-Uhlenbeck); settings' means are then estimated by generalised
+least squares.
 """
 
 from __future__ import annotations
@@ -31,26 +32,30 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class SpeedNoise:
-    """Noise of log step times; the defaults are what is known before there are any."""
+    """Noise of log step times; the defaults stand until repeats have been measured.
+
+    See `paired_gain`.
+    """
 
     seen: float = 0.0
-    """Standard deviation of what stretches share with those about them, as far as it was seen."""
+    """Standard deviation of the part that neighbouring stretches share, as far as it was seen."""
     white: float = 0.0
-    """Standard deviation from one stretch to the next at the same knobs: what they don't share."""
+    """Standard deviation of the part that neighbouring stretches at one setting don't share."""
     num_repeats: int = 0
     """Number of stretches at knobs that had been measured before."""
 
     @property
     def deviation(self) -> float:
-        """``seen``, mixed with what is believed of any machine while it was seldom looked at."""
+        """Value of ``seen``, mixed with a general belief while there are few repeats."""
         squares = _PRIOR_REPEATS * _PRIOR_DEVIATION**2 + self.num_repeats * self.seen**2
         return math.sqrt(squares / (_PRIOR_REPEATS + self.num_repeats))
 
     @classmethod
     def of(cls, stretches: Sequence[Stretch]) -> SpeedNoise:
-        """Return what repeated measurements at the same knobs show.
+        """Return the noise that repeated measurements at one setting show.
 
-        Neighbours differ by what is white, all of a setting by both (von Neumann's ratio).
+        Neighbouring stretches differ by white noise alone, all stretches of a setting by both
+        kinds (von Neumann's ratio).
         """
         groups: dict[Knobs, list[Stretch]] = {}
         for stretch in stretches:
@@ -77,7 +82,7 @@ class SpeedNoise:
         return math.sqrt(2.0 * (white**2 + self.deviation**2 * (1.0 - shared)))
 
     def covariances(self, stretches: Sequence[Stretch]) -> tuple[Array, Array]:
-        """Return those of log step times, (N, N): of what wanders, and of each one's own noise."""
+        """Return the covariances of log step times, (N, N): shared noise, and each one's own."""
         times = np.array([stretch.index for stretch in stretches], float)
         apart = np.abs(times[:, None] - times[None, :])
         own = [max(stretch.noise, self.white, LEAST_NOISE) ** 2 for stretch in stretches]
@@ -87,10 +92,24 @@ class SpeedNoise:
 def paired_gain(
     stretches: Sequence[Stretch], worth: Callable[[Stretch], float], one: Knobs, other: Knobs
 ) -> tuple[float, float]:
-    """Return by how much the worth of one setting exceeds another's, and its standard error.
+    """Return the worth of one setting less another's, and its standard error.
 
     ``worth`` is the log of what is compared, as noisy as the log of a step's time. Stretches of
-    other settings tell what wandered.
+    other settings show how the machine's speed moved.
+
+    Examples:
+        Two settings take turns on a machine that slows down. The second takes 10 % less time.
+
+        >>> from zenflow.config import ZenFlowConfig
+        >>> old, new = (Knobs.of(ZenFlowConfig(update_interval=s)) for s in (1, 4))
+        >>> times = [(old, 1.0), (new, 0.9), (old, 1.02), (new, 0.92), (old, 1.04), (new, 0.94)]
+        >>> stretches = [
+        ...     Stretch(index=i, last_step=i, knobs=knobs, step_seconds=seconds, noise=0.01,
+        ...             stall_seconds=0.0, rho=0.8)
+        ...     for i, (knobs, seconds) in enumerate(times)]
+        >>> gain, error = paired_gain(stretches, lambda s: -math.log(s.step_seconds), new, old)
+        >>> round(gain, 2), round(error, 2)
+        (0.11, 0.01)
     """
     shared, own = SpeedNoise.of(stretches).covariances(stretches)
     settings = list(dict.fromkeys(stretch.knobs for stretch in stretches))

@@ -1,4 +1,4 @@
-"""What a run did over a stretch of steps with the same knobs: the tuner's unit of evidence."""
+"""Stretch: measurements over steps with one setting, the tuner's unit of evidence."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ A checkpoint, a page fault or a noisy neighbour says nothing of the setting."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Steps measured with one setting, queues full and selections taken out."""
+    """Steps measured with one setting, queues full and selections taken out.
+
+    See `autotune.model.refit.refit`.
+    """
 
     index: int
-    """Number of the run's stretches before it."""
+    """Number of stretches of the run before this one."""
     last_step: int
-    """Last of its steps."""
+    """Last step of the stretch."""
     knobs: Knobs
-    """Knobs in force."""
+    """Knobs in force during the stretch."""
     step_seconds: float
     """Mean seconds of a step, robust against spikes."""
     noise: float
@@ -42,12 +45,12 @@ class Stretch:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Stretch:
-        """Return what `to_dict` returned."""
+        """Return the stretch that `to_dict` described."""
         return cls(**{**values, "knobs": Knobs.from_dict(values["knobs"])})
 
 
 def robust_mean(seconds: Sequence[float], interval: int) -> tuple[float, float]:
-    """Return what a step takes in the long run, and its relative standard error.
+    """Return the mean seconds of a step in the long run, and its relative standard error.
 
     Steps of one window differ where windows are aligned, so whole windows of ``interval`` steps
     are averaged, with spikes cut, and the median window counts where there are three or more.

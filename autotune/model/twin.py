@@ -1,8 +1,8 @@
 """The twin: the simulator with a few constants of its own, which measured spans correct.
 
-A profile may be wrong by a third, and a run may change while it goes on. What a part of the
-engine's work is measured to take, over what the simulator says, corrects the constants that this
-part depends on; what no constant explains is left to `autotune.model.residual`.
+A profile may be wrong by a third, and a run may change while it goes on. The measured time of a
+part of the engine's work, over the simulated one, corrects the constants that this part depends
+on. Errors that no constant explains are left to `autotune.model.residual`.
 """
 
 from __future__ import annotations
@@ -39,17 +39,20 @@ _LONGEST_SETTLING = 3
 """Number of windows after which a step is taken as it is, though queues may still grow."""
 
 Constants = Mapping[str, float]
-"""Factor on each part's seconds; 1 is what the profile says."""
+"""Factor on each part's seconds; 1 takes the profile's."""
 
 NEUTRAL: Constants = dict.fromkeys(PARTS, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """A steady-state step without selections, seconds."""
+    """A steady-state step without selections, seconds.
+
+    See `Twin`.
+    """
 
     step_seconds: float
-    """Seconds of a step."""
+    """Seconds of a step in the long run."""
     stall_seconds: float
     """Seconds of a step in which the device waits."""
     busy_seconds: Mapping[str, float]
@@ -57,7 +60,19 @@ class Forecast:
 
 
 class Twin:
-    """A workload on a machine, for any knobs and constants; what it has simulated it knows."""
+    """A workload on a machine, for any knobs and constants; simulations are remembered.
+
+    Examples:
+        >>> from sim.hardware.catalog import find_machine
+        >>> from sim.models.table import find_model
+        >>> from zenflow.config import ZenFlowConfig
+        >>> workload = Workload.of_config(*find_model("gpt2"))
+        >>> twin = Twin(workload, find_machine("hgx-h100", 1), ZenFlowConfig())
+        >>> knobs = Knobs.of(twin.config)
+        >>> usual, slow = twin.forecast(knobs), twin.forecast(knobs, {**NEUTRAL, "d2h": 4.0})
+        >>> slow.stall_seconds > usual.stall_seconds  # a link that takes four times as long
+        True
+    """
 
     def __init__(
         self,
@@ -84,7 +99,7 @@ class Twin:
 
     @property
     def num_simulated(self) -> int:
-        """Simulations so far."""
+        """Number of simulations so far."""
         return len(self._known)
 
     def forecast(self, knobs: Knobs, constants: Constants = NEUTRAL) -> Forecast:
@@ -100,7 +115,7 @@ class Twin:
         return self._known[key]
 
     def selection_seconds(self, knobs: Knobs, constants: Constants = NEUTRAL) -> float:
-        """Return what one selection takes."""
+        """Return the seconds of one selection."""
         every = 100
         done = self._simulate(replace(knobs, select_interval=every), constants)
         return every * done.selection_seconds
@@ -123,14 +138,14 @@ class Twin:
         )
 
     def _corrected(self, constants: Constants) -> StepCosts:
-        figures = self.profile.quantities()
+        quantities = self.profile.quantities()
         values = {
-            name: figures[name].value / constants[part]
+            name: quantities[name].value / constants[part]
             for part, names in _SLOWED.items()
             for name in names
-            if name in figures
+            if name in quantities
         }
-        values["overheads.step"] = figures["overheads.step"].value * constants["step"]
+        values["overheads.step"] = quantities["overheads.step"].value * constants["step"]
         factor = constants["device"]
         segments = tuple(
             replace(item, forward=item.forward * factor, backward=item.backward * factor)

@@ -1,4 +1,4 @@
-"""Backends: where a setting's figures come from. This one simulates; another runs for real.
+"""Backends: measurements of settings for a study. This one simulates; another runs for real.
 
 Runs need a trainer, which this package doesn't have: `experiments.search.measured_backend` does.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from autotune.constraints import Need, needs_of
 from autotune.efficiency import EnergyCurve
-from autotune.offline.objective import TrialFigures
+from autotune.offline.objective import TrialMetrics
 from sim.hardware.profile import HardwareProfile
 from sim.models.workload import Workload
 from sim.simulate import Strategy, simulate
@@ -24,14 +24,14 @@ from zenflow.knobs import Knobs
 
 
 class AbstractBackend(ABC):
-    """Says what a setting does; can be pickled, so that worker processes have it too."""
+    """Source of a study's measurements; pickled for worker processes. See `SimulatedBackend`."""
 
     kind: str
-    """Kind of its figures, for tables: simulated or measured."""
+    """Kind of the measurements, for tables: simulated or measured."""
 
     @abstractmethod
-    def measure(self, knobs: Knobs) -> TrialFigures:
-        """Return what a setting does.
+    def measure(self, knobs: Knobs) -> TrialMetrics:
+        """Return the time, memory, staleness and energy of a setting.
 
         Raises:
             ConfigError: The setting can't be carried out; the study goes on without it.
@@ -39,20 +39,30 @@ class AbstractBackend(ABC):
 
     @abstractmethod
     def need(self, knobs: Knobs) -> Need:
-        """Return what a setting needs, as far as that is known without running it."""
+        """Return the needs of a setting, as far as they are known without running it."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Return what is tuned, JSON-ready: studies of the same description may be continued."""
+        """Return a description of the task, JSON-ready: equal ones may be continued."""
 
     @property
     @abstractmethod
     def default(self) -> Knobs:
-        """The setting that is there before anything is tuned."""
+        """The setting in force before anything is tuned."""
 
 
 class SimulatedBackend(AbstractBackend):
-    """Predictions for a workload on a machine: `sim.simulate` and `sim.memory.need`."""
+    """Predictions for a workload on a machine: `sim.simulate` and `sim.memory.need`.
+
+    Examples:
+        >>> from sim.hardware.catalog import find_machine
+        >>> from sim.models.table import find_model
+        >>> workload = Workload.of_config(*find_model("gpt2"), batch_size=8)
+        >>> backend = SimulatedBackend(workload, find_machine("hgx-h100", 1))
+        >>> measured = backend.measure(backend.default)
+        >>> measured.tokens_per_step, measured.staleness, round(measured.step_seconds, 3)
+        (8192, 5, 0.033)
+    """
 
     kind = "simulated"
 
@@ -104,7 +114,7 @@ class SimulatedBackend(AbstractBackend):
         """Return memory from the simulator, staleness from the rule, energy from the curve."""
         return self._need(knobs)
 
-    def measure(self, knobs: Knobs) -> TrialFigures:
+    def measure(self, knobs: Knobs) -> TrialMetrics:
         """Return the prediction of a steady step.
 
         Raises:
@@ -114,7 +124,7 @@ class SimulatedBackend(AbstractBackend):
             name="zenflow", config=knobs.applied_to(self._base), releases=self._releases
         )
         done = simulate(self._costs, strategy, keeps_spans=False)
-        return TrialFigures(
+        return TrialMetrics(
             step_seconds=done.step_seconds,
             stall_seconds=done.stall_seconds,
             tokens_per_step=self.workload.tokens_per_step * self.hardware.total_devices,
@@ -122,7 +132,7 @@ class SimulatedBackend(AbstractBackend):
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return names, the batch, and a digest of every figure behind them."""
+        """Return names, the batch, and a digest of every quantity behind them."""
         everything = repr((self.workload, self.hardware, self._releases, self._curve, self._base))
         return {
             "backend": self.kind,

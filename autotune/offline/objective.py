@@ -1,4 +1,4 @@
-"""Objectives: what a measured setting is worth, the same for every backend."""
+"""Objectives: numbers of a measured setting to maximise or minimise, for every backend."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from zenflow.knobs import Knobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialFigures:
-    """What a setting does, simulated or measured."""
+class TrialMetrics:
+    """Metrics of a setting, simulated or measured. See `goodput`."""
 
     step_seconds: float
-    """Seconds of a step."""
+    """Mean seconds of a step."""
     stall_seconds: float
     """Seconds of a step in which the device waits."""
     device_bytes: float
-    """Bytes of one device."""
+    """Memory of one device, bytes."""
     host_bytes: float
     """Bytes of the host for all devices."""
     staleness: int
@@ -34,7 +34,7 @@ class TrialFigures:
 
     @property
     def need(self) -> Need:
-        """What constraints are about."""
+        """The metrics that constraints limit."""
         return Need(
             device_bytes=self.device_bytes,
             host_bytes=self.host_bytes,
@@ -47,26 +47,35 @@ class TrialFigures:
         return asdict(self)
 
 
-def goodput(measurement: TrialFigures, knobs: Knobs) -> float:
-    """Return tokens per second times what a step is worth beside one of AdamW."""
+def goodput(measurement: TrialMetrics, knobs: Knobs) -> float:
+    """Return tokens per second times efficiency, the worth of a step in steps of AdamW.
+
+    Examples:
+        >>> from zenflow.config import ZenFlowConfig
+        >>> metrics = TrialMetrics(
+        ...     step_seconds=0.5, stall_seconds=0.0, device_bytes=1e9, host_bytes=1e9,
+        ...     staleness=65, captured=0.2, tokens_per_step=8192)
+        >>> [round(goodput(metrics, Knobs.of(ZenFlowConfig(update_interval=s)))) for s in (4, 64)]
+        [16384, 15732]
+    """
     rate = measurement.tokens_per_step / measurement.step_seconds
     return rate * FITTED.of(knobs, 1.0 - measurement.captured)
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """One figure to make large or small."""
+    """One number to maximise or minimise. See `objectives_of`."""
 
     name: str
-    value: Callable[[TrialFigures, Knobs], float]
-    """Function from a measured setting to the figure."""
+    value: Callable[[TrialMetrics, Knobs], float]
+    """Function from a measured setting to the number."""
     unit: str
     is_maximised: bool = False
-    """Whether more is better."""
+    """Whether larger values are better."""
 
     @property
     def direction(self) -> Literal["minimize", "maximize"]:
-        """As Optuna says it."""
+        """Optuna's name of the direction."""
         return "maximize" if self.is_maximised else "minimize"
 
 
@@ -89,6 +98,10 @@ def objectives_of(names: Sequence[str]) -> tuple[Objective, ...]:
 
     Raises:
         ConfigError: A name is unknown or stands there twice, or there is none.
+
+    Examples:
+        >>> [objective.unit for objective in objectives_of(["goodput", "staleness"])]
+        ['tokens/s', 'steps']
     """
     if not names:
         raise ConfigError(f"a study needs an objective, got none: name one of {_known()}")
@@ -103,7 +116,13 @@ def objectives_of(names: Sequence[str]) -> tuple[Objective, ...]:
 def dominates(
     one: Sequence[float], other: Sequence[float], objectives: Sequence[Objective]
 ) -> bool:
-    """Return whether values are nowhere worse than others, and somewhere better."""
+    """Return whether values are nowhere worse than others, and somewhere better.
+
+    Examples:
+        >>> pair = objectives_of(["goodput", "staleness"])
+        >>> dominates((900.0, 3), (800.0, 5), pair), dominates((900.0, 5), (800.0, 3), pair)
+        (True, False)
+    """
     signs = [-1.0 if objective.is_maximised else 1.0 for objective in objectives]
     gaps = [sign * (b - a) for sign, a, b in zip(signs, one, other, strict=True)]
     return min(gaps) >= 0 and max(gaps) > 0

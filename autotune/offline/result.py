@@ -1,4 +1,4 @@
-"""Result: what a study has found so far, the best setting or the Pareto front."""
+"""Result: the best settings of a study so far, or the Pareto front."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.offline.objective import TrialFigures, dominates
+from autotune.offline.objective import TrialMetrics, dominates
 from autotune.offline.samplers import is_allowed
 from autotune.offline.trial_loop import TuningTask
 from autotune.space import INDEX_SUFFIX
 from zenflow.knobs import Knobs
 
 _FEWEST = 10
-"""Settings from which on one may say which knob matters."""
+"""Least number of measured settings from which knobs' importance is estimated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A setting with its figures."""
+    """A setting with its measured metrics. See `autotune.offline.study.tune`."""
 
     number: int
-    """Number of its trial."""
+    """Number of the trial."""
     knobs: Knobs
     values: Mapping[str, float]
-    """Values by objective."""
-    measurement: TrialFigures
+    """Value of each objective, by name."""
+    measurement: TrialMetrics
     allowed: bool
-    """Whether it meets all constraints, as measured."""
+    """Whether the setting meets all constraints, as measured."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
@@ -40,23 +40,26 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneResult:
-    """What a study has found so far."""
+    """Best settings of a study, and every setting it has measured.
+
+    See `autotune.offline.study.tune`.
+    """
 
     task: TuningTask
     best: tuple[Candidate, ...]
     """The best setting, or the Pareto front, best by the first objective first; empty if no
     allowed setting has been measured."""
     default: Candidate | None
-    """The setting that there was before; None if it was not measured."""
+    """Setting before the study; None if it was not measured."""
     candidates: tuple[Candidate, ...]
     """Every setting that was measured, in the order of trials."""
     num_trials: Mapping[str, int]
     """Trials by outcome: measured, infeasible, repeated, surplus, error, interrupted, lost."""
     importance: Mapping[str, Mapping[str, float]]
-    """How much each knob is of what makes settings good (PED-ANOVA), by objective and knob; empty
-    where too few settings have been measured."""
+    """Importance of each knob (PED-ANOVA), by objective and knob; empty where too few settings
+    have been measured."""
     interrupted: bool
-    """Whether a signal ended it."""
+    """Whether a signal ended the study."""
 
     @property
     def is_complete(self) -> bool:
@@ -65,7 +68,7 @@ class TuneResult:
 
 
 def result_of(study: optuna.Study, task: TuningTask, *, interrupted: bool = False) -> TuneResult:
-    """Return what a study has found so far."""
+    """Return the result of a study so far."""
     trials = study.get_trials(deepcopy=False)
     found = [_candidate(t, task) for t in trials if t.state is TrialState.COMPLETE]
     return TuneResult(
@@ -80,7 +83,7 @@ def result_of(study: optuna.Study, task: TuningTask, *, interrupted: bool = Fals
 
 
 def outcome_of(trial: FrozenTrial) -> str:
-    """Return what became of a trial: its own word, running, waiting, or lost with its worker."""
+    """Return a trial's outcome: its own word, running, waiting, or lost with its worker."""
     if not trial.state.is_finished():
         return trial.state.name.lower()
     said = str(trial.user_attrs.get("outcome", "lost"))
@@ -113,7 +116,7 @@ def _candidate(trial: FrozenTrial, task: TuningTask) -> Candidate:
         number=trial.number,
         knobs=Knobs.from_dict(trial.user_attrs["knobs"]),
         values=dict(zip(task.objectives, trial.values, strict=True)),
-        measurement=TrialFigures(**trial.user_attrs["measurement"]),
+        measurement=TrialMetrics(**trial.user_attrs["measurement"]),
         allowed=is_allowed(trial),
     )
 

@@ -23,10 +23,10 @@ SAMPLERS: Mapping[str, str] = {
     "qmc": "QMCSampler",
     "grid": "RandomSampler",
 }
-"""Optuna's class of each; ``grid`` leaves it nothing to choose."""
+"""Class of Optuna for each sampler; ``grid`` leaves it nothing to choose."""
 
 ORDERED: tuple[str, ...] = ("gp", "cmaes", "qmc")
-"""Those that work on numbers: they choose places in the order of a knob's values."""
+"""Samplers of numbers, which choose places in the order of a knob's values."""
 
 _PACKAGES: Mapping[str, tuple[str, ...]] = {
     "gp": ("scipy", "torch"),
@@ -38,7 +38,7 @@ _HAS_SET_CONSTRAINT = hasattr(Trial, "set_constraint")  # since Optuna 4.9; func
 
 
 def check_sampler(name: str, num_objectives: int) -> None:
-    """Check that a sampler can be made.
+    """Refuse a sampler that can't be made.
 
     Raises:
         ConfigError: Its name is unknown, a package that it needs is not installed, or it takes one

@@ -1,4 +1,4 @@
-"""Storage: where a study's trials are kept, so that several workers share it and it survives."""
+"""Storage: the place of a study's trials, so that workers share it and it survives."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JOURNAL_SUFFIXES = (".log", ".journal")
 _HEARTBEAT_SECONDS, _GRACE_SECONDS = 10, 40
 """Seconds between signs of a trial; seconds without one after which it counts as lost."""
 _UNSIGNED = timedelta(seconds=30)
-"""A trial says within this time whose it is, unless its worker was killed before it could."""
+"""Time within which a trial names its worker, unless that was killed before it could."""
 _ATTEMPTS, _PAUSE = 5, 0.2
 """Workers that start together may make a database's tables at the same time: one is too late."""
 
@@ -112,7 +112,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def signature() -> dict[str, Any]:
-    """Return who this process is, so that others can tell whether it still lives."""
+    """Return the identity of this process, so that others can tell whether it still lives."""
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -149,12 +149,12 @@ def _lives(trial: FrozenTrial) -> bool:
 
 @contextmanager
 def quiet_optuna() -> Iterator[None]:
-    """Keep Optuna from saying what no user of `tune` can do anything about.
+    """Silence Optuna's messages that no user of `tune` can do anything about.
 
-    It logs every trial and, with a traceback, every setting that fails. It warns that heartbeats
-    and some samplers are experimental, which have been there for years, and that CMA-ES looks at
-    no constraints, which it needn't: what breaks them is not measured. And it warns that
-    importance is of low values, which is how they are passed.
+    Optuna logs every trial and, with a traceback, every setting that fails. Its warnings are of no
+    use here either: heartbeats and some samplers are experimental, and have been for years; CMA-ES
+    ignores constraints, but settings that break them are never measured; importance is of low
+    values, which is how they are passed.
     """
     former = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -49,6 +49,22 @@ def tune(
     Raises:
         ConfigError: Nothing in the space meets the constraints, a name is unknown, the storage
             can't be opened or holds another study of this name, or no setting can be carried out.
+
+    Examples:
+        >>> from autotune.offline.backends import SimulatedBackend
+        >>> from autotune.space import SearchSpace
+        >>> from sim.hardware.catalog import find_machine
+        >>> from sim.models.table import find_model
+        >>> from sim.models.workload import Workload
+        >>> workload = Workload.of_config(*find_model("gpt2"), batch_size=8)
+        >>> task = TuningTask(
+        ...     backend=SimulatedBackend(workload, find_machine("hgx-h100", 1)),
+        ...     space=SearchSpace(
+        ...         topk_ratios=(0.1,), update_intervals=(1, 4, 16), select_intervals=(100,)),
+        ...     sampler="grid", num_trials=3)
+        >>> result = tune(task)
+        >>> len(result.candidates), result.best[0].knobs.update_interval
+        (3, 4)
     """
     check_sampler(task.sampler, len(task.goals))
     if task.num_trials < 1 or num_workers < 1:

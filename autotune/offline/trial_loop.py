@@ -1,8 +1,7 @@
 """Trial loop: one worker's part of a study, as long as there is something left to measure.
 
-All that workers know of each other is in the study's storage. A trial's user attributes say whose
-it is (``worker``), its setting (``knobs``), what became of it (``outcome``) and its figures
-(``measurement``).
+Workers know of each other only by the study's storage. A trial's user attributes name its worker
+(``worker``), its setting (``knobs``), its end (``outcome``) and its metrics (``measurement``).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from zenflow.knobs import Knobs
 TrialOutcome = Literal["measured", "infeasible", "repeated", "surplus", "error", "interrupted"]
 
 _PURPOSE = "zenflow"
-"""The study's attribute that says what it tunes."""
+"""Attribute of the study that says what it tunes."""
 _REFUSALS = 4
 """Number of trials in a row that choose what is not allowed or known already.
 
@@ -45,7 +44,10 @@ _STRIDE = 7919
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningTask:
-    """What is to be tuned, and how; what every worker gets."""
+    """Everything that a study needs: backend, space, objectives, limits.
+
+    See `autotune.offline.study.tune`.
+    """
 
     backend: AbstractBackend
     space: SearchSpace = field(default_factory=SearchSpace)
@@ -60,12 +62,12 @@ class TuningTask:
 
     @property
     def goals(self) -> tuple[Objective, ...]:
-        """The objectives themselves."""
+        """Objectives of these names."""
         return objectives_of(self.objectives)
 
     @property
     def default(self) -> Knobs:
-        """The setting that is there before anything is tuned."""
+        """The setting in force before anything is tuned."""
         return self.backend.default
 
 
@@ -187,10 +189,10 @@ class TrialLoop:
         return next((knobs for knobs in (*near, *self._order) if knobs not in known), None)
 
     def _choosing(self, given: Knobs | None) -> optuna.samplers.BaseSampler:
-        """Return what chooses the next setting: the sampler, or ``given`` in its name.
+        """Return the sampler of the next setting: the study's, or one that yields ``given``.
 
-        The given one isn't put into the study's queue: SQLite locks no rows, and two workers have
-        taken the same trial from it, one of which then dies of the other's result.
+        The given setting isn't put into the study's queue: SQLite locks no rows, and two workers
+        have taken the same trial from it, one of which then dies of the other's result.
         """
         if given is None:
             return self._sampler
@@ -206,7 +208,7 @@ class TrialLoop:
         return order[start:] + order[:start]
 
     def _known(self, trials: Sequence[FrozenTrial]) -> set[Knobs]:
-        """Return the settings that need no other trial: what was lost does."""
+        """Return the settings that need no other trial; those of lost trials do."""
         return {
             Knobs.from_dict(trial.user_attrs["knobs"])
             for trial in trials

@@ -1,4 +1,4 @@
-"""What a run may spend on searching, and what it has spent."""
+"""Search budget: CPU time that a run may spend on searching, and has spent."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any
 
 _SPIKE = 5.0
-"""Median steps from which on a step counts as one of them: what comes between two, an evaluation
-say, is no step's time."""
+"""Median steps above which a step counts as one of them: a long gap between two steps, such as an
+evaluation, is no step's time."""
 FEWEST_TRIALS, _MOST_TRIALS = 6, 60
 _BESIDE_TRIALS, _OF_EACH_SETTING = 4, 2
 """Simulations of a question that are no trials: those that compare, and those that refit, of every
@@ -34,6 +34,15 @@ class SearchBudget:
         share: Of the run's time.
         spent: CPU seconds so far, loading included.
         seconds_per_trial: As last seen; None before anything was.
+
+    Examples:
+        A run of 1000 steps of 2 s pays a hundredth: 20 s, most of which may be spent early.
+
+        >>> budget = SearchBudget(share=0.01, total_steps=1000)
+        >>> for step in range(1, 4):
+        ...     budget.add_step(step, 2.0)
+        >>> round(budget.seconds_left)
+        16
     """
 
     def __init__(self, share: float, total_steps: int) -> None:
@@ -74,7 +83,10 @@ class SearchBudget:
         )
 
     def _seconds_in_all(self) -> float:
-        """Return what the run will have taken: a tuned run gets faster, so by its latest pace."""
+        """Return an estimate of the whole run's seconds.
+
+        A tuned run gets faster, so the steps to come are taken at the latest pace.
+        """
         pace = self._run_seconds / self._counted
         latest = min(pace, median(self._recent)) if self._recent else pace
         return pace * self._done + latest * max(0, self._total_steps - self._done)
@@ -85,7 +97,7 @@ class SearchBudget:
         return max(0.0, self.seconds_left - _AFTER_TRIALS * (self.seconds_per_trial or 0.0))
 
     def num_trials(self, num_settings: int) -> int:
-        """Return how many trials may be paid for now; 0 if too few to be worth asking.
+        """Return the number of trials that may be paid for now; 0 if too few to be worth asking.
 
         ``num_settings`` have been measured.
         """
@@ -110,7 +122,7 @@ class SearchBudget:
         return self.spent + least > self.share * self._seconds_in_all()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what has been counted, JSON-ready."""
+        """Return the counted seconds and steps, JSON-ready."""
         return {
             "run_seconds": self._run_seconds,
             "counted": self._counted,
@@ -119,7 +131,7 @@ class SearchBudget:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``state_dict`` returned."""
+        """Restore a state that ``state_dict`` returned."""
         self._run_seconds = float(state["run_seconds"])
         self._counted = int(state["counted"])
         self.spent = float(state["spent"])

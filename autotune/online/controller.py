@@ -1,8 +1,8 @@
-"""TwinController: tunes a run while it trains, by a simulator that follows what is measured.
+"""TwinController: tunes a run while it trains, by a simulator that follows the measurements.
 
-After every stretch of steps with the same knobs the evidence goes to a process of its own, which
-refits the simulator and searches it; what comes back is tried at once, watched for a stretch, and
-kept or undone. Zen-auto may then move S within what the twin holds to be as good.
+After every stretch of steps with one setting the evidence goes to a process of its own, which
+refits the simulator and searches it. Its proposal is tried at once, watched for a stretch, and
+kept or undone. Zen-auto may then move S among values that the twin holds to be equally good.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from zenflow.report import StepReport
 _log = logging.getLogger(__name__)
 
 SIGMAS: Mapping[str, float] = {"calibrated": 0.1, "table": 0.35, "generic": 1.0}
-"""Log-normal spread of a profile's constants by where it comes from."""
+"""Log-normal spread of a profile's constants, by the profile's source."""
 
 _LOOK_EVERY, _LOOK_WINDOWS, _LOOK_STEPS = 8, 4, 32
 """Number of spans of steps of which one has windows' norms measured; least windows and steps of a
@@ -46,18 +46,18 @@ _LEAST_LEFT = 2.0
 
 
 class Searching(Enum):
-    """What the process that searches is doing."""
+    """State of the process that searches."""
 
     LOADING = auto()
-    """It loads what it needs."""
+    """The process loads its modules."""
     READY = auto()
-    """It can be asked."""
+    """The process can be asked."""
     TOO_SHORT = auto()
-    """It can be asked, but the run is too short to pay for it, and that has been said."""
+    """The process can be asked, but the run is too short to pay for it, and that has been said."""
     ASKED = auto()
-    """It works at a question."""
+    """The process works at a question."""
     FAILED = auto()
-    """It has ended: tuning stops, training goes on."""
+    """The process has ended: tuning stops, training goes on."""
 
     @property
     def can_be_asked(self) -> bool:
@@ -66,17 +66,39 @@ class Searching(Enum):
 
     @property
     def is_at_work(self) -> bool:
-        """Whether it shares the machine with the training."""
+        """Whether the process shares the machine with the training."""
         return self in (Searching.LOADING, Searching.ASKED)
 
 
 class TwinController(AbstractController):
-    """Chooses k, S and select_interval by predicted goodput.
+    """Tunes k, S and select_interval while a run trains, for the largest predicted goodput.
+
+    Nobody knows before a run which setting suits the machine. The controller measures the run,
+    corrects a simulator by it, tries the setting that promises most, and keeps it only if it
+    proves better. Give the controller to the optimizer: ``ZenFlowAdamW(...,
+    controller=controller)``.
 
     Attributes:
         rules: Rules of trying, keeping and going back, and what is known.
         timeline_steps: Steps whose spans the optimizer must keep.
         budget: Of searching.
+
+    Examples:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from autotune.model.twin import Twin
+        >>> from sim.hardware.catalog import find_machine
+        >>> from sim.models.table import find_model
+        >>> from sim.models.workload import Workload
+        >>> config = ZenFlowConfig(topk_ratio=0.1, update_interval=4)
+        >>> workload = Workload.of_config(*find_model("gpt2"), batch_size=8)
+        >>> adviser = Adviser(Twin(workload, find_machine("hgx-h100", 1), config))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     log = DecisionLog(Path(folder) / "decisions.jsonl")
+        ...     controller = TwinController(adviser, config=config, total_steps=1000, log=log)
+        ...     controller.close()
+        >>> controller.rules.here.update_interval  # until something better has been measured
+        4
     """
 
     curve_interval = 20
@@ -191,11 +213,11 @@ class TwinController(AbstractController):
 
     @property
     def _num_settings(self) -> int:
-        """Settings that have been measured."""
+        """Number of settings that have been measured."""
         return len({stretch.knobs for stretch in self.rules.stretches})
 
     def _may_weigh(self, step: int) -> bool:
-        """Whether what the last search saw may be weighed anew: it is about the same machine."""
+        """Whether the last search's settings may be weighed anew: no drift since."""
         is_about_now = self._advice is not None and self.rules.drifts == self._asked_after
         return (
             self._searching.can_be_asked
@@ -301,7 +323,7 @@ class TwinController(AbstractController):
         return min(now, self._bounds[0]), max(now, self._bounds[1])
 
     def _follow_training(self, step: int, report: StepReport, knobs: Knobs) -> Knobs:
-        """Let Zen-auto change S within what is as good, while nothing is on trial."""
+        """Let Zen-auto change S among equally good values, while nothing is on trial."""
         assert self._zen is not None
         now = knobs.update_interval
         self._zen.set_bounds(*self._movable(now))
@@ -328,7 +350,7 @@ class TwinController(AbstractController):
         self._handle.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is known; a stretch in progress is measured anew after a resume."""
+        """Return the evidence so far; a stretch in progress is measured anew after a resume."""
         return {
             "tuner": self.rules.state_dict(),
             "zen_auto": None if self._zen is None else self._zen.state_dict(),
@@ -337,7 +359,7 @@ class TwinController(AbstractController):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``state_dict`` returned.
+        """Restore a state that ``state_dict`` returned.
 
         Raises:
             CheckpointError: The state isn't this controller's.

@@ -1,4 +1,4 @@
-"""The constraint that only a run can tell: how much energy the important columns capture."""
+"""Energy guard: the one constraint that only a run can check, the captured energy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from autotune.model.stretch import Stretch
 
 
 class EnergyGuard:
-    """Watches captured energy, where there is a least one.
+    """Watches captured energy, where a least share is demanded.
 
     Attributes:
         was_met: Whether enough was captured at some time.
@@ -14,7 +14,7 @@ class EnergyGuard:
     """
 
     def __init__(self, least: float | None) -> None:
-        """Watch for a share of the energy; None is content with any."""
+        """Watch for a share of the energy; None accepts any."""
         self._least = least
         self._newest = self._asked_at = -1
         self._is_short = False
@@ -30,7 +30,7 @@ class EnergyGuard:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether too little is captured, which was not asked about yet.
+        """Whether too little is captured, and no question has been asked about that yet.
 
         A constraint is worth more than the budget of searching.
         """

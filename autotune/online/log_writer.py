@@ -1,4 +1,4 @@
-"""Decision writer: what a tuner measured and decided, as records with their predictions."""
+"""Decision writer: a tuner's measurements and decisions as records with their predictions."""
 
 from __future__ import annotations
 

@@ -24,6 +24,16 @@ class LoggedController(AbstractController):
     """A controller whose every change of knobs is a line of a decisions file.
 
     The line has the mean step time since the change before.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> from autotune.online.zen_auto import ZenAuto
+        >>> zen_auto = ZenAuto(largest=8)
+        >>> controller = LoggedController(
+        ...     zen_auto, DecisionLog(Path("decisions.jsonl")), by="zen-auto",
+        ...     reason=lambda: f"window of {zen_auto.wanted():.1f} steps")
+        >>> controller.largest_interval
+        8
     """
 
     def __init__(
@@ -34,7 +44,7 @@ class LoggedController(AbstractController):
         by: Deciders,
         reason: Callable[[], str],
     ) -> None:
-        """Keep what decides, and where it is written.
+        """Wrap a controller, and name its log.
 
         Args:
             inner: Asked after every step.
@@ -65,11 +75,11 @@ class LoggedController(AbstractController):
         return self.inner.search_seconds
 
     def close(self) -> None:
-        """End what the controller runs beside the training."""
+        """End the wrapped controller's background work."""
         self.inner.close()
 
     def next_knobs(self, step: int, report: StepReport | None, knobs: Knobs) -> Knobs:
-        """Return what the controller decides, written down if it changes anything."""
+        """Return the wrapped controller's decision, written down if it changes anything."""
         if report is not None and report.step > self._seen:
             self._seen = report.step
             self._steps += 1
@@ -105,7 +115,7 @@ class LoggedController(AbstractController):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a state that ``state_dict`` returned.
+        """Restore a state that ``state_dict`` returned.
 
         Raises:
             CheckpointError: The state isn't this controller's.

@@ -1,6 +1,6 @@
 """Gathering: from the engine's reports and spans to stretches of measured steps.
 
-Selections are no part of them: what they cost, and how they age, is told apart.
+Selections are no part of stretches: their cost, and their ageing, is measured apart.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class SelectionWatch:
     """
 
     def __init__(self) -> None:
-        """Know nothing yet."""
+        """Start with no selection seen."""
         self._seconds: deque[float] = deque(maxlen=_KEPT)
         self._trends: deque[tuple[float, float]] = deque(maxlen=_KEPT)
         self._captured: list[float] = []
@@ -163,7 +163,7 @@ class SelectionWatch:
 
     @property
     def seconds(self) -> float | None:
-        """Of one selection, all its steps; None before the second one."""
+        """Seconds of one selection, over all its steps; None before the second one."""
         return median(self._seconds) if self._seconds else None
 
     @property

@@ -1,7 +1,7 @@
 """Trial rules: adopt, watch, keep or revert; notice drift; ask when there is something new.
 
-The rules alone, on what is measured. Searching is the work of `autotune.adviser`; how settings
-reach the engine is that of `autotune.online.controller`.
+The rules work on measurements alone. Searching is the work of `autotune.adviser`; settings reach
+the engine by `autotune.online.controller`.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ make the others strange."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnobChange:
-    """A change of knobs and why."""
+    """A change of knobs and its reason. See `TrialRules`."""
 
     new: Knobs
-    """Knobs to go to."""
+    """Knobs in force from the next step on."""
     reason: str
-    """Reason in words."""
+    """Reason of the change, in words."""
     predicted_step_seconds: float | None = None
     """Predicted seconds of a step there."""
     gain: float | None = None
@@ -59,14 +59,26 @@ class KnobChange:
 
 
 class TrialRules:
-    """Decides after every stretch of measured steps.
+    """Decides after every stretch: try a setting, keep it, or go back.
 
     Attributes:
         here: Knobs in force; another hand may change S, within what is as good.
         home: Knobs to go back to, where the ones in force are on trial; else None.
-        stretches: What is known since the last drift.
+        stretches: Stretches since the last drift.
         drifts: How often the machine or the work was seen to change.
         has_curve: Whether energy by ratio of columns has been measured.
+
+    Examples:
+        A machine that is suddenly half as slow again: evidence from before is forgotten.
+
+        >>> from zenflow.config import ZenFlowConfig
+        >>> rules = TrialRules(Knobs.of(ZenFlowConfig()), sigma=0.35)
+        >>> for index, seconds in enumerate([0.10, 0.10, 0.15]):
+        ...     change = rules.record(Stretch(
+        ...         index=index, last_step=20 * index, knobs=rules.here, step_seconds=seconds,
+        ...         noise=0.01, stall_seconds=0.0, rho=0.8))
+        >>> rules.drifts, len(rules.stretches)
+        (1, 1)
     """
 
     def __init__(self, start: Knobs, sigma: float) -> None:
@@ -117,10 +129,10 @@ class TrialRules:
         return self._judge() if self.home is not None else None
 
     def _judge(self) -> KnobChange | None:
-        """Keep what is on trial or go back, once the difference exceeds its noise.
+        """Keep the setting on trial or go back, once the difference exceeds its noise.
 
-        What was predicted to be better stays unless it is worse. What was tried for want of a
-        prediction must show it: of many that are as good one would be lucky, and stay.
+        A setting that was predicted to be better stays unless it is worse. A setting tried without
+        a prediction must show a gain: one of many equally good settings looks better by luck.
         """
         assert self.home is not None
         gain, error = paired_gain(self.stretches, self._worth, self.here, self.home)
@@ -170,7 +182,7 @@ class TrialRules:
         return abs(change) > max(_SUDDEN, limit) or (suspicious and self._suspicious)
 
     def _forget(self, stretch: Stretch) -> None:
-        """Start anew from what the newest stretch says."""
+        """Start anew from the newest stretch."""
         self.drifts += 1
         self.stretches = [stretch]
         self.home = None
@@ -198,7 +210,7 @@ class TrialRules:
         return self.stretches[-1].index if self.stretches else -1
 
     def question(self, **extras: Any) -> Question:
-        """Return what to ask, and note that it is asked.
+        """Return the next question, and note that it is asked.
 
         Args:
             extras: Further fields of the question: measured selections, trials, seed.
@@ -239,7 +251,7 @@ class TrialRules:
         return self._move(_adoption(advice.best, why))
 
     def _can_compare(self, new: Knobs) -> bool:
-        """Whether a stretch there would say which is better; selections are left out of both."""
+        """Whether a stretch with this setting would say which is better, selections left out."""
         differs = replace(new, select_interval=self.here.select_interval) != self.here
         return differs and any(s.knobs == self.here for s in self.stretches)
 
@@ -250,7 +262,7 @@ class TrialRules:
     # ---- state ------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that is known, JSON-ready."""
+        """Return all evidence and decisions, JSON-ready."""
         return {
             "here": self.here.to_dict(),
             "home": None if self.home is None else self.home.to_dict(),
@@ -270,7 +282,7 @@ class TrialRules:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``state_dict`` returned."""
+        """Restore a state that ``state_dict`` returned."""
         home = state["home"]
         self.here = Knobs.from_dict(state["here"])
         self.home = None if home is None else Knobs.from_dict(home)

@@ -97,7 +97,7 @@ class ZenAuto(AbstractIntervalController):
         self.set_bounds(least, largest)
 
     def set_bounds(self, least: int, largest: int) -> None:
-        """Keep S within these from the next step on; S itself moves only if it is outside.
+        """Keep S within bounds from the next step on; S moves only if it is outside of them.
 
         Raises:
             ConfigError: They are not 1 <= least <= largest, or the largest is above the one that
@@ -199,13 +199,13 @@ class ZenAuto(AbstractIntervalController):
             self._move(min(_whole(n), 2 * self.interval))
 
     def _move(self, interval: int) -> None:
-        """Let S be as near to this as the bounds allow."""
+        """Set S to the nearest value within the bounds."""
         interval = min(max(interval, self.least), self.largest)
         if interval != self.interval:
             self.interval, self._streak = interval, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what has been observed and decided (JSON-ready)."""
+        """Return all observations and decisions, JSON-ready."""
         return {
             "interval": self.interval,
             "bounds": [self.least, self.largest],
@@ -214,7 +214,7 @@ class ZenAuto(AbstractIntervalController):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a state that ``state_dict`` returned.
+        """Restore a state that ``state_dict`` returned.
 
         Raises:
             CheckpointError: The state isn't one of ``ZenAuto``.

@@ -64,7 +64,7 @@ class EinopsLayer(nn.Module):
     """One layer."""
 
     def __init__(self, width: int, heads: int, inner: int, length: int) -> None:
-        """Make its parts."""
+        """Make the norms, the attention and the feed-forward."""
         super().__init__()
         self.heads = heads
         self.norms = nn.ModuleList(Norm(width) for _ in range(2))

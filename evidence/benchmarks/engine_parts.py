@@ -1,4 +1,4 @@
-"""Where the engine's own time goes: the training thread's, by part, on a CPU device."""
+"""Time of the engine's own work: the training thread's, by part, on a CPU device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What frameworks' own code takes the host around layers and optimizer steps.
+"""Host time of frameworks' own code around layers and optimizer steps.
 
     python -m evidence.benchmarks.framework_hooks [--repeats 25] [--out FILE]
 
@@ -41,7 +41,7 @@ AROUND_LAYERS = {
     "zero3": "ZeRO-3 around a Llama layer",
     "zero3_recomputed": "ZeRO-3 around a Llama layer that is recomputed",
 }
-"""What is measured around transformers' Llama layer, in words."""
+"""Measurements around transformers' Llama layer, in words."""
 _LAYERS = (2, 14)
 _RANKS = 8
 _RANK = {
@@ -79,7 +79,7 @@ def line(points: Mapping[int, float]) -> tuple[float, float]:
 
 
 def seconds_of(run: Callable[[], Any]) -> float:
-    """Return what a call takes of this thread, whatever else the machine does."""
+    """Return the seconds of a call in this thread, whatever else the machine does."""
     started = time.thread_time()
     run()
     return time.thread_time() - started
@@ -118,7 +118,7 @@ def sharded(model: nn.Module, layers: Sequence[nn.Module]) -> nn.Module:
 
 
 def fsdp2(repeats: int) -> dict[str, list[float]]:
-    """Return what FSDP2 adds to a layer's passes: seconds, and seconds for each parameter."""
+    """Return the seconds that FSDP2 adds to a layer's passes, and those for each parameter."""
 
     def read(num_layers: int, *, count: int, is_sharded: bool) -> Seconds:
         model = nn.Sequential(*[Layer(count) for _ in range(num_layers)])
@@ -134,7 +134,7 @@ def fsdp2(repeats: int) -> dict[str, list[float]]:
 
 
 def decoder(repeats: int) -> list[float]:
-    """Return what FSDP2 adds to the passes of transformers' Llama layer, of nine parameters."""
+    """Return the seconds that FSDP2 adds to the passes of transformers' Llama layer."""
 
     def read(num_layers: int, *, is_sharded: bool) -> Seconds:
         model = llama(num_layers)
@@ -146,7 +146,7 @@ def decoder(repeats: int) -> list[float]:
 
 
 def zero3(repeats: int, *, recomputes: bool) -> list[float]:
-    """Return what ZeRO-3 adds to the passes of that layer: its norms stay whole, as usual ones do.
+    """Return the seconds that ZeRO-3 adds to the passes of that layer, whose norms stay whole.
 
     Args:
         repeats: Number of turns.
@@ -180,7 +180,7 @@ def llama(num_layers: int) -> Any:
 
 
 def _added(read: Callable[..., Seconds]) -> list[float]:
-    """Return what sharding adds to a layer's passes, from models of a few layers and of more."""
+    """Return the seconds that sharding adds to a layer's passes, from models of two depths."""
     plain, hooked = (_of_a_layer(partial(read, is_sharded=is_so)) for is_so in (False, True))
     return [after - before for before, after in zip(plain, hooked, strict=True)]
 
@@ -193,7 +193,7 @@ def _of_a_layer(read: Callable[[int], Seconds]) -> Seconds:
 
 
 def adamw(repeats: int) -> dict[str, list[float]]:
-    """Return what a step of PyTorch's AdamW takes, and more for each parameter."""
+    """Return the seconds of a step of PyTorch's AdamW, and those for each parameter."""
     kinds: dict[str, dict[str, Any]] = {
         "fused": {"fused": True},
         "foreach": {"foreach": True},
@@ -212,7 +212,7 @@ def adamw(repeats: int) -> dict[str, list[float]]:
 
 
 def deepspeed(repeats: int) -> dict[str, list[float]]:
-    """Return what ZeRO-2 adds to passes, and what its step takes: seconds, and for a parameter."""
+    """Return the seconds that ZeRO-2 adds to passes, those of its step, and for a parameter."""
     inputs = torch.zeros(4, dtype=torch.bfloat16)
     points: dict[str, dict[int, float]] = {"forward": {}, "backward": {}, "step": {}}
     for count in STEP_COUNTS:

@@ -1,4 +1,4 @@
-"""What the host benchmark times: our passes over host state, their rivals, the memory."""
+"""Jobs of the host benchmark: our passes over host state, their rivals, the memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast the host's update is, and how far from the memory's own speed.
+"""Speed of the host's update, compared with the memory's own.
 
     python -m evidence.benchmarks.host_update [--params N] [--threads 1 2] [--repeats R]
 

@@ -36,7 +36,7 @@ TESTS = (
 REPLACED = ("SGD", "Adam", "AdamW")
 AS_IT_IS = "torch"
 RUNS = (AS_IT_IS, "on_device", "zenflow")
-"""What steps: torch's own optimizers, or ours under a preset."""
+"""Optimizers that step: torch's own, or ours under a preset."""
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,11 +1,11 @@
-"""What a layer's passes take the host, for transformers' modules of several families.
+"""Host time of a layer's passes, for transformers' modules of several families.
 
     python -m evidence.benchmarks.module_launches [--rounds 15] [--out FILE]
 
 Sizes are tiny, so that what is left is Python and dispatch. A pass's kernels are counted where
-PyTorch dispatches them. A GPU's driver takes some microseconds more for each, which a CPU does
-not show: the last column adds them and compares with Llama's layers. `sim.models.kernels` takes
-its counts of plain layers from here.
+PyTorch dispatches them. A GPU's driver takes some microseconds more for each, which a CPU does not
+show: the last column adds them and compares with Llama's layers. `sim.models.kernels` takes its
+counts of plain layers from here.
 
 Layers through einops and einx are measured where both are installed.
 """

@@ -31,7 +31,7 @@ def loss_of(params: Sequence[nn.Parameter], grads: Sequence[Tensor]) -> Tensor:
 
 
 def native_loss_of(params: Sequence[nn.Parameter], grads: Sequence[Tensor]) -> Tensor:
-    """Return the same without Python in backward, but for hooks: as in a model's own backward.
+    """Return a loss with these gradients, without Python in backward but for hooks.
 
     A gradient is computed, as a product with 1, so this is for small tensors.
     """

@@ -1,4 +1,4 @@
-"""What the benchmarks' records share: provenance, medians with spread, speeds of copies."""
+"""Common parts of the benchmarks' records: provenance, medians with spread, speeds of copies."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 def take_turns(
     turns: Mapping[Name, Callable[[], Cost]], repeats: int, warm_rounds: int
 ) -> dict[Name, list[Cost]]:
-    """Return what each contender's turns cost; who begins changes with every round.
+    """Return the cost of each contender's turns; who begins changes with every round.
 
     Args:
         turns: Take a turn and return its cost, by contender.

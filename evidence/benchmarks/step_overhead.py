@@ -1,4 +1,4 @@
-"""What the engine itself costs per step, as a share of torch's AdamW step.
+"""Overhead of the engine itself per step, as a share of torch's AdamW step.
 
     python -m evidence.benchmarks.step_overhead [--tensors 30,300,1000] [--side 32,128,256]
 
@@ -43,7 +43,7 @@ WARM_ROUNDS = 5  # a window and the first selection
 
 @dataclass(frozen=True)
 class Cost:
-    """What one step took."""
+    """Wall seconds of a step, and CPU seconds of the training thread."""
 
     wall: float
     cpu: float
@@ -54,7 +54,7 @@ class Cost:
 
 
 def timed(run: Callable[[], Any]) -> Cost:
-    """Return what a call took."""
+    """Return the seconds of a call."""
     wall, cpu = time.perf_counter(), time.thread_time()
     run()
     return Cost(time.perf_counter() - wall, time.thread_time() - cpu)

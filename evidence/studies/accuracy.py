@@ -1,4 +1,4 @@
-"""How much of AdamW's accuracy strategies keep: from scratch, fine-tuning, by learning rate."""
+"""Accuracy of strategies compared with AdamW's: from scratch, fine-tuning, by learning rate."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class Variant:
 
 
 def variants(regime: str, rate: float) -> list[Variant]:
-    """Return what is trained at a rate; bfloat16 at AdamW's best rate alone.
+    """Return the trainings at a rate; bfloat16 at AdamW's best rate alone.
 
     The former rule stands beside the others for the larger model: a plain loop with logical
-    delays, as the engine no longer has it.
+    delays, since the engine does not have it.
     """
     found = [
         Variant(BASELINE, BASELINE),

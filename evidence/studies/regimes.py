@@ -45,7 +45,7 @@ PRETRAINING = TrainSettings(strategy=BASELINE, steps=2500, lr=2e-3, device_threa
 
 
 def settings_of(regime: str, *, smoke: bool) -> TrainSettings:
-    """Return what all runs of a regime share."""
+    """Return the settings that all runs of a regime share."""
     common = TrainSettings(device_threads=1, host_threads=1, timeline_steps=0)
     if regime != FINE_TUNING:
         model = "10m" if regime == LARGER else common.model

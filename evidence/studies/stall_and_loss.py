@@ -1,4 +1,4 @@
-"""What the main job claims, measured: stall removed, loss kept, no spike at window boundaries."""
+"""Main claims, measured: stall removed, loss kept, no spike at window boundaries."""
 
 from __future__ import annotations
 

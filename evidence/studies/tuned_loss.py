@@ -1,4 +1,4 @@
-"""What tuning does to accuracy, measured: held-out loss of tuned runs beside AdamW's.
+"""Effect of tuning on accuracy, measured: held-out loss of tuned runs compared with AdamW's.
 
 A small decoder goes on training over the slow emulated link of the tuned_goodput study, tuned, and
 on the device alone, with the same batches. What a tuned run decides follows its clock.

@@ -51,7 +51,7 @@ WINDOWS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationOptions:
-    """What to calibrate for, and how thoroughly."""
+    """Purpose and thoroughness of a calibration."""
 
     device: torch.device
     dtype: str = "float32"
@@ -79,7 +79,7 @@ class CalibrationOptions:
 
     @property
     def settings(self) -> TrainSettings:
-        """What all runs share."""
+        """Settings that all runs share."""
         return TrainSettings(
             device=self.device.type, dtype=self.dtype, host_threads=self.host_threads
         )
@@ -100,7 +100,7 @@ class Calibration:
 def calibrate(
     options: CalibrationOptions, stages: Stages, others: Sequence[plans.RunPlan] = ()
 ) -> Calibration:
-    """Return this machine's profile.
+    """Return the profile of this machine.
 
     Args:
         options: What to do.

@@ -173,7 +173,7 @@ def _forward_counts(workload: Workload) -> dict[str, float]:
 
 
 def measure_sharing(settings: TrainSettings) -> float:
-    """Return how much two busy threads do of what they do alone, together: from 1 to 2."""
+    """Return the joint speed of two busy threads, over one's alone: 1 (one core) to 2 (two)."""
     setup = build_setup(settings)
     batch = setup.data.train.batch(0)
 

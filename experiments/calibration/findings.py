@@ -1,4 +1,4 @@
-"""What a calibration found, in words and units: a short table for people."""
+"""Findings of a calibration, in words and units: a short table for people."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from statistics import median
 
 from experiments.calibration.calibrate import Calibration
-from sim.hardware.figures import Quantity
 from sim.hardware.profile import HardwareProfile
+from sim.hardware.quantity import Quantity
 
 _KNOWN = 1e-3
 """Growth of the error below which runs say little of a constant."""

@@ -28,7 +28,7 @@ _COPY_BYTES = (1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28)
 
 
 def measure_link(device: torch.device) -> LinkRates:
-    """Return what the link of a CUDA device carries."""
+    """Return the bandwidths of a CUDA device's link."""
     there = torch.empty(max(_COPY_BYTES), dtype=torch.uint8, device=device)
     back = torch.empty_like(there)
     pinned = [torch.empty(max(_COPY_BYTES), dtype=torch.uint8, pin_memory=True) for _ in range(2)]

@@ -34,7 +34,7 @@ _FLUSHED = 1 << 21
 share keeps most of a small model's step."""
 _COLUMNS = 1024
 _CACHED_PARAMS = 1 << 15
-"""The same of a pass over state in a core's own cache, which arithmetic bounds."""
+"""Number of parameters of a pass over state in a core's own cache, which arithmetic bounds."""
 _PASS_BYTES = 28
 """Bytes of DRAM traffic for each parameter in a pass for one float32 gradient."""
 _CACHED_GRADIENTS, _CACHED_PASSES = 8, 20
@@ -181,7 +181,7 @@ def copy_on(stream: torch.cuda.Stream, source: Tensor, target: Tensor) -> None:
 
 
 PARTS = ("pack", "unpack", "intake", "columns", "whole")
-"""What the device's side of the engine does beside compute."""
+"""Work of the device's side of the engine beside compute, by part."""
 
 
 def measure_parts(device: torch.device, dtype: torch.dtype) -> dict[str, Fit]:

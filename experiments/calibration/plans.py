@@ -1,4 +1,4 @@
-"""What is run to calibrate and, never the same, to validate."""
+"""Plans of the runs that calibrate and of those that validate, which are never the same."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RunPlan:
     copy_share: float | None = None
     """Time of the model's bytes over the emulated link, as a share of compute; None is no link."""
     up_share: float | None = None
-    """The same for the way up; None is as down."""
+    """Share of the link for copies to the device; None is as for copies to the host."""
     knobs: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -170,7 +170,7 @@ GPU_RANK_VALIDATION = (
 
 SMOKE_RANK_RUNS = (RunPlan("on_device", "tiny", 2, 48, settings=_shared("fsdp")),)
 SMOKE_RANK_VALIDATION = (RunPlan("zenflow", "tiny", 2, 32, settings=_shared("ddp")),)
-"""The same of a smoke test."""
+"""Plans of the ranks' validation in a smoke test."""
 
 SMOKE_VALIDATION = (
     RunPlan("on_device", "tiny", 1, 48),

@@ -12,8 +12,8 @@ from experiments.calibration.parts import HostRates
 from experiments.output.provenance import hardware
 from sim.fitting.fit import Fit
 from sim.hardware.components import Device, EngineOverheads, Host, Link
-from sim.hardware.figures import Quantity
 from sim.hardware.file import KERNEL_IS_DRAM
+from sim.hardware.quantity import Quantity
 from zenflow.host.limits import usable_cores
 
 _ENDLESS = 1e12
@@ -98,7 +98,7 @@ def link_of(rates: LinkRates | None) -> Link:
 
 
 def host_of(rates: HostRates, sharing: float, memory: float) -> Host:
-    """Return this machine as the host."""
+    """Return the host part of this machine's profile."""
     return Host(
         name=str(hardware()["cpu"]),
         sockets=1,

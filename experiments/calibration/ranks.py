@@ -50,10 +50,10 @@ _PATIENCE = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFigures:
-    """What several ranks cost beside one."""
+    """Costs of several ranks compared with one."""
 
     count: int
-    """Number of ranks."""
+    """Number of ranks that ran together."""
     backend: str
     """Name of the library of collectives."""
     values: Mapping[str, float]
@@ -71,7 +71,7 @@ class RankFigures:
 
 
 def num_ranks(device: torch.device) -> int:
-    """Return how many ranks are measured on this machine: two, or one where there is no room."""
+    """Return the number of ranks that are measured here: two, or one without room."""
     found = usable_cores() if device.type == "cpu" else torch.cuda.device_count()
     return min(2, found)
 
@@ -99,7 +99,7 @@ def observe_ranks(
     windows: int,
     on_turn: Callable[[], None],
 ) -> tuple[RankFigures, list[ObservedRun]]:
-    """Return what collectives take, and the steady state of runs as their first rank sees it.
+    """Return the costs of collectives, and the runs' steady states as their first rank sees them.
 
     Args:
         settings: Of the runs, each with its ``parallel``.
@@ -156,7 +156,7 @@ def _rank(
 
 
 def _measure_collectives(settings: TrainSettings, ranks: Ranks) -> RankFigures:
-    """Return what all-reduces and all-gathers of several sizes take on this rank's cores."""
+    """Return the seconds of all-reduces and all-gathers of several sizes on this rank's cores."""
     device = choose_device(settings)
     cores = share_cores(ranks, device, binds=settings.bind_cores)
     use_threads(settings, device, cores.count)

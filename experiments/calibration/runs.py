@@ -184,7 +184,7 @@ def observation_of(folder: Path) -> Observation:
 
 
 def observation(settings: TrainSettings, workload: Workload, **figures: Any) -> Observation:
-    """Return what the simulator has to know of a run, with the figures that were measured."""
+    """Return a run as the simulator needs it, with its measured numbers."""
     return Observation(
         label=label_of(settings),
         workload=workload,

@@ -1,4 +1,4 @@
-"""What all commands share: how errors are told, and how flags are given and read."""
+"""Common parts of all commands: error messages, and how flags are given and read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def flags_were_right(context: click.Context) -> None:
 
 
 class Refusal(click.ClickException):
-    """What a command refuses though it was written rightly: data, a model, a machine."""
+    """Error of a well-formed command that is refused: for its data, model or machine."""
 
     exit_code = click.UsageError.exit_code
 
@@ -64,7 +64,7 @@ def with_flags(*options: Callable[[Any], Any]) -> Callable[[Function], Function]
 
 
 def given(context: click.Context) -> dict[str, Any]:
-    """Return what stands on the command line, by parameter, and nothing else."""
+    """Return the flags that stand on the command line, by parameter, and nothing else."""
     return {
         name: value
         for name, value in context.params.items()

@@ -1,4 +1,4 @@
-"""What a flag's word may be, beside click's own types."""
+"""Types of flags beside click's own."""
 
 from __future__ import annotations
 

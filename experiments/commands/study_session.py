@@ -1,4 +1,4 @@
-"""What a call of ``zenflow study`` or ``zenflow figures`` does with each study, and says of it."""
+"""Session: a call of ``zenflow study`` or ``zenflow figures``, study by study."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Session:
     keep: Path
     """Folder of what interrupted studies keep."""
     scope: Scope
-    """What all studies are asked for."""
+    """Scope that all studies of the call have."""
     force: bool
     """Whether what is done is made again."""
     workers: int
@@ -46,12 +46,12 @@ class Session:
     group: str | None
     """Group that is left out of names and folders."""
     console: Console
-    """Where everything is said."""
+    """Console for all messages."""
     failed: list[str] = field(default_factory=list)
     """Names of the studies that failed or differ."""
 
     def list(self, studies: Sequence[Study]) -> None:
-        """Say what there is, and what is made."""
+        """List the studies, and which of them are made."""
         width = max(len(self._name(study)) for study in studies)
         for study in studies:
             number = "" if study.number is None else f"{study.number}."
@@ -60,7 +60,7 @@ class Session:
             self._say(f"{number:>4} {text}")
 
     def make_all(self, studies: Sequence[Study]) -> int:
-        """Make what is not done, say what was found, and return the exit code."""
+        """Make the missing studies, print their findings, and return the exit code."""
         found: list[Record] = []
         for place, study in enumerate(studies, 1):
             record = self._make(study, f"{place}/{len(studies)}" if len(studies) > 1 else "")

@@ -1,1 +1,1 @@
-"""What all studies share: cells, findings, records, verdicts, progress, plots."""
+"""Common parts of all studies: cells, findings, records, verdicts, progress, plots."""

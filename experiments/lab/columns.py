@@ -14,7 +14,7 @@ class Column:
     """One column: its head, and what it shows of a row."""
 
     head: str
-    """Headline."""
+    """Head of the column in tables."""
     show: Callable[[Any], str]
     """Text of a row's cell."""
 

@@ -1,4 +1,4 @@
-"""What was published beside what was found here, and whether the claim holds."""
+"""Findings: a published claim, our number, and whether the claim holds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 Basis = Literal["measured", "emulated", "simulated"]
 BASES: tuple[Basis, ...] = ("measured", "emulated", "simulated")
-"""What a number of ours may be, the one that decides first."""
+"""Kinds of our numbers, the one that decides first."""
 
 
 class Verdict(enum.Enum):
@@ -22,7 +22,7 @@ class Verdict(enum.Enum):
 
     @property
     def plural(self) -> str:
-        """What several claims do."""
+        """Verdict of several claims, as a verb in the plural."""
         return {"holds": "hold", "does not hold": "do not hold"}.get(self.value, self.value)
 
 
@@ -40,7 +40,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """Which distance from the published number still counts as the same."""
+    """Largest distance from the published number that still counts as equal."""
 
     kind: Literal["relative", "absolute", "at least", "at most"]
     amount: float = 0.0
@@ -52,12 +52,12 @@ class Tolerance:
 
     @classmethod
     def relative(cls, amount: float) -> Tolerance:
-        """Within this share of the published number, either way."""
+        """Return the tolerance of a share of the published number, either way."""
         return cls(kind="relative", amount=amount)
 
     @classmethod
     def absolute(cls, amount: float) -> Tolerance:
-        """Within this distance, either way."""
+        """Return the tolerance of a distance, either way."""
         return cls(kind="absolute", amount=amount)
 
     @classmethod
@@ -111,7 +111,7 @@ class Finding:
 
     @property
     def basis(self) -> Basis | None:
-        """Which of our numbers decides: measured before emulated before simulated."""
+        """Kind of our number that decides: measured before emulated before simulated."""
         return next((name for name in BASES if getattr(self, name) is not None), None)
 
     @property
@@ -147,7 +147,7 @@ class Finding:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Finding:
-        """Return what `to_dict` wrote; the verdict is computed, not read."""
+        """Return the finding that `to_dict` wrote; the verdict is computed, not read."""
         given = {name: value for name, value in values.items() if name != "verdict"}
         given["tolerance"] = Tolerance(**given["tolerance"])
         if isinstance(given["published"], list):

@@ -187,7 +187,7 @@ def packed(marks: Sequence[int]) -> str:
 
 
 def unpacked(digits: str, count: int) -> list[int]:
-    """Return what ``packed`` was given."""
+    """Return the marks that ``packed`` was given."""
     bits = f"{int(digits, 16):b}"[1:]
     if len(bits) != count:
         raise ValueError(f"expected the marks of {count} sentences, but there are {len(bits)}")

@@ -11,7 +11,7 @@ from experiments.lab.study import Data, Study
 
 PICTURE = "picture.png"
 FORMER = "**Of the former update rule**, before the exact one: it is to be made anew."
-"""What stands beside a record of such a revision."""
+"""Note on a record of such a revision."""
 
 
 def page(study: Study, data: Data, findings: Sequence[Finding], record: Mapping[str, Any]) -> str:

@@ -31,7 +31,7 @@ class Record:
     folder: Path
     """Folder of the record."""
     header: Mapping[str, Any]
-    """Contents of record.json."""
+    """Content of record.json, parsed."""
     rows: Sequence[Row]
     """Rows in the order of the cells, then those of other records."""
     findings: tuple[Finding, ...]

@@ -32,9 +32,9 @@ class Runner:
     """One study on its way to a record."""
 
     study: Study
-    """What is made."""
+    """Study that is made."""
     scope: Scope
-    """What of it is asked for, by `Study.scope`."""
+    """Extent to which the study is made, by `Study.scope`."""
     folder: Path
     """Folder of the record."""
     kept: Path
@@ -228,7 +228,7 @@ def _is_own(row: Row) -> bool:
 
 
 def _origin(found: Mapping[str, Any]) -> Data:
-    """Return what may not differ among the rows of one record: the commit and the machine."""
+    """Return the facts in which the rows of one record must agree: the commit and the machine."""
     hardware, commit = found["hardware"], found["commit"]
     # "-dirty" says that something was changed and not what, so it tells no two programs apart.
     commit = None if commit is None else commit.removesuffix("-dirty")

@@ -1,4 +1,4 @@
-"""What a study is to ``zenflow study``: cells, and pure functions of the rows that they give.
+"""Study: cells, and pure functions of the rows that they give.
 
 `Study.run` measures, trains or simulates one cell. Everything else follows from the rows, so that
 a committed record is enough to get findings, tables and picture again.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Data = dict[str, Any]
 """JSON-ready: numbers, texts, None, lists and dicts with texts as keys."""
 Row = dict[str, Any]
-"""The same, of one cell."""
+"""Result of one cell, JSON-ready."""
 Progress = Callable[[float, str], None]
 """Takes the share that is done, 0 to 1, and what is being done."""
 Option = Literal["data_dir", "dataset", "model"]
@@ -46,7 +46,7 @@ class NeedsInputError(ConfigError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """What a study is asked for."""
+    """Extent of a study as asked for: its inputs, seeds and size."""
 
     smoke: bool = False
     """Whether seconds are enough, with numbers that mean nothing."""
@@ -71,7 +71,8 @@ class Cell:
     needs: tuple[Cell, ...] = ()
     """Cells made before this one by the same program on the same machine."""
     work: Any = None
-    """What `Study.run` takes besides, the settings of a training say: no part of the identity."""
+    """Settings that `Study.run` needs besides, such as those of a training: no part of the
+    identity."""
 
     @property
     def name(self) -> str:
@@ -140,7 +141,7 @@ class Study:
     """One study: how its numbers are made, judged, tabled and drawn."""
 
     name: str
-    """Name that a person types, and that of its module."""
+    """Name that a person types, equal to the module's."""
     title: str
     """Headline of the record."""
     minutes: float
@@ -196,7 +197,7 @@ class Study:
         return Scope(smoke=asked.smoke, seeds=asked.seeds or seeds, **used)
 
     def config(self, scope: Scope) -> Data:
-        """Return what all rows of a record share and what decides them."""
+        """Return the facts that all rows of a record share and that decide them."""
         given: Data = {name: getattr(scope, name) for name in sorted(self.uses)}
         if given.get("data_dir") is not None:
             given["data_dir"] = given["data_dir"].resolve().name

@@ -39,11 +39,11 @@ class Variant:
 
     name: str
     strategy: str
-    """The preset."""
+    """Name of the preset."""
     knobs: Mapping[str, Any]
-    """What differs from it."""
+    """Knobs that differ from the preset's."""
     controller: str | None = None
-    """Who changes knobs while the run goes on."""
+    """Controller of the knobs while the run goes on."""
 
 
 def parse_variants(text: str) -> list[Variant]:

@@ -1,1 +1,1 @@
-"""What every command leaves and shows: files, provenance, progress, plots."""
+"""Output of every command: files, provenance, progress, plots."""

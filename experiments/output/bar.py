@@ -26,7 +26,7 @@ def wide_console() -> Console:
 
 
 class Bar:
-    """What is done of one thing, with a text beside it."""
+    """Progress of one thing, with a text beside it."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Bar:
         self._progress.stop()
 
     def update(self, done: float, *, label: str | None = None, text: str = "") -> None:
-        """Show what is done by now."""
+        """Show the progress so far."""
         changes: dict[str, Any] = {} if label is None else {"description": label}
         self._progress.update(self._task, completed=done, text=text, **changes)
 

@@ -46,9 +46,9 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 _HAS_NO_FLUSH = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF}
-"""What file systems answer that can't flush a directory, such as CIFS and some of FUSE's."""
+"""Error codes of file systems that can't flush a directory, such as CIFS and some of FUSE's."""
 _MAY_NOT_OPEN = {errno.EACCES, errno.EPERM, errno.EISDIR}
-"""What they answer that let nobody open one."""
+"""Error codes of file systems that let nobody open a directory."""
 
 
 def fsync_folder(folder: Path) -> None:
@@ -78,7 +78,7 @@ def fsync_folder(folder: Path) -> None:
 
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
-"""What file systems without locks answer."""
+"""Error codes of file systems without locks."""
 
 
 def lock(descriptor: int) -> None:

@@ -54,7 +54,7 @@ class Outlook:
 
     @property
     def label(self) -> str:
-        """Of the run under way, with its place among all."""
+        """Label of the run under way, with its place among all."""
         return f"{self.number}/{len(self.runs)} {self.runs[self.number - 1].label}"
 
     @property
@@ -85,7 +85,7 @@ class Outlook:
         self._done[self.number - 1] = done
 
     def seconds_left(self) -> float | None:
-        """Return how long the rest will take; None while nobody knows."""
+        """Return the seconds that the rest will take; None while nobody knows."""
         left = [run.steps - done for run, done in zip(self.runs, self._done, strict=True)]
         paid = sum(r.cost * d for r, d in zip(self.runs, self._done, strict=True)) - self._unpaid
         if paid <= 0:

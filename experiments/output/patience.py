@@ -11,7 +11,7 @@ _AFTER = 2.0
 
 
 class Patience:
-    """Says what is going on while a command computes; nothing where that is quick."""
+    """Shows the progress of a command that computes; silent where that is quick."""
 
     def __init__(self, what: str, *, after: float = _AFTER) -> None:
         """Say nothing yet.
@@ -37,7 +37,7 @@ class Patience:
         self._thread.join()
 
     def update(self, done: str) -> None:
-        """Take what is done by now, in words."""
+        """Note the progress so far, in words."""
         self._done = f": {done}"
 
     def _wait(self) -> None:

@@ -52,7 +52,7 @@ _MARGIN = 0.03
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """What a comparison draws of one run, read from its files."""
+    """Data of one run that a comparison draws, read from the run's files."""
 
     strategy: str
     summary: RunSummary

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar on a terminal, a line every ten seconds elsewhere."""
+"""Progress of a run: a bar on a terminal, a line every ten seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Reporter:
         return f"{self._label:<14} step {step}/{self._total}"
 
     def show_setting(self, setting: str) -> None:
-        """Show this setting beside the steps to come."""
+        """Show the current setting beside the steps to come."""
         self._setting = setting
 
     def step(self, row: StepRow) -> None:

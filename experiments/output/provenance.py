@@ -1,4 +1,4 @@
-"""Where a result was made and with what, and where records are committed."""
+"""Provenance: place, versions and commit of a result, and the folder of committed records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zenflow.errors import ConfigError
 from zenflow.host.limits import usable_cores
 
 RESULTS = Path(__file__).resolve().parents[2] / "evidence" / "results"
-"""Where records are committed."""
+"""Folder of committed records."""
 
 _PACKAGES = (
     "zenflow-offload", "torch", "numpy", "safetensors", "transformers", "datasets", "matplotlib",

@@ -1,4 +1,4 @@
-"""What a run's files hold: a row of steps.jsonl, and summary.json."""
+"""Types of a run's files: a row of steps.jsonl, and summary.json."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 
 class Evaluation(TypedDict, total=False):
-    """How good a model is on held-out data."""
+    """Quality of a model on held-out data."""
 
     eval_loss: float | None
     eval_accuracy: float
@@ -43,19 +43,19 @@ class StepRow(Evaluation, total=False):
 
 
 class TimedSummary(TypedDict):
-    """What the title of a run's timeline says."""
+    """Facts in the title of a run's timeline."""
 
     strategy: str
     mean_step_seconds: float
     stall_fraction: float | None
     config: Mapping[str, Any]
-    """Fields of ``ZenFlowConfig``."""
+    """Fields of ``ZenFlowConfig`` and their values."""
     emulated_link: Mapping[str, float] | None
     """Rates in bytes/s by direction; None on a real link."""
 
 
 class Provenance(TypedDict):
-    """Where and with what a result was made."""
+    """Place, versions and commit of a result."""
 
     hardware: dict[str, Any]
     versions: dict[str, str]
@@ -63,7 +63,7 @@ class Provenance(TypedDict):
 
 
 class StepFigures(TypedDict):
-    """What a run's rows say together."""
+    """Statistics over a run's rows."""
 
     steps: int
     run_seconds: float
@@ -86,17 +86,17 @@ class StepFigures(TypedDict):
 
 
 class RunSummary(Evaluation, StepFigures, Provenance):
-    """What summary.json says of a run."""
+    """Content of summary.json."""
 
     strategy: str
     config: Mapping[str, Any]
-    """Fields of ``ZenFlowConfig``."""
+    """Fields of ``ZenFlowConfig`` and their values."""
     emulated_link: Mapping[str, float] | None
     """Rates in bytes/s by direction; None on a real link."""
     num_params: int
     model_bytes: int
     tuning: Mapping[str, Any] | None
-    """What a tuned run's controller did; None where none changed knobs."""
+    """Summary of a tuned run's controller; None where none changed knobs."""
     host_bytes_per_param: float
     device_bytes_extra: int
     planned_steps: int

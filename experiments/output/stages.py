@@ -83,7 +83,7 @@ class Stages:
 
     @staticmethod
     def _counting(show: Callable[[int], None]) -> Callable[[], None]:
-        """Return what counts a part each time it is called."""
+        """Return a function that counts a part each time it is called."""
         parts = itertools.count(1)
         return lambda: show(next(parts))
 

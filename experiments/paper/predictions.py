@@ -41,7 +41,7 @@ _FREE = 1e-12
 _LAUNCH_BOUND = 0.8
 """Share of compute below which the device's own work counts as bound by launches."""
 _SETTLING, _MEASURED = 3, 2
-"""Windows."""
+"""Numbers of windows that settle, and that are measured."""
 
 
 def step_bytes() -> float:
@@ -87,7 +87,7 @@ def _launches(profile: HardwareProfile, forward: float, backward: float) -> dict
 
 
 def regime_of(setup: AnySetup) -> str:
-    """Return what kind of work bounds a set-up, by which errors are compared."""
+    """Return the kind of work that bounds a set-up, by which errors are compared."""
     if isinstance(setup, Phases):
         return "phases given"
     if isinstance(setup, HostPass):
@@ -160,7 +160,7 @@ def _phase_costs(setup: Phases) -> StepCosts:
 
 
 def workload_of(setup: Setup) -> Workload:
-    """Return what a set-up computes in a step."""
+    """Return the workload of a set-up's step."""
     name, config = setup.model, setup.config
     if config is None:
         name, config = find_model(setup.model)
@@ -199,9 +199,9 @@ def _simulated(
 
 
 def intervals(setup: AnySetup, quantity: Quantity, draws: int) -> tuple[Interval, Interval]:
-    """Return what the uncertainty of figures makes of a time, and that with what is left out.
+    """Return a time's interval by the machine's quantities, and one with the model's own error.
 
-    Where phases are given nothing of them is left out.
+    Given phases have no such error.
     """
     times: list[float] = []
 

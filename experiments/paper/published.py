@@ -1,4 +1,4 @@
-"""What the ZenFlow paper and its users published, each number with its source.
+"""Published numbers of the ZenFlow paper and its users, each with its source.
 
 Only numbers that could be read are here. The bars of most of the paper's figures could not: those
 stay absent. Numbers known from a summary of the paper alone say so.

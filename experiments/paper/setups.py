@@ -12,7 +12,7 @@ update; of the host's pass; of forward and backward alone."""
 
 
 Scope = Literal["allocated", "reserved", "device"]
-"""What a peak counts: PyTorch's tensors, its allocator's blocks, or the process's bytes."""
+"""Bytes that a peak counts: PyTorch's tensors, its allocator's blocks, or the process's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class Setup:
     attention: str = "fused"
     """Kernels of attention, one of `sim.models.workload.ATTENTIONS`. PyTorch's are ``fused``."""
     loss: str = "tokens"
-    """What follows the last layer, one of `sim.models.workload.LOSSES`."""
+    """Loss behind the last layer, one of `sim.models.workload.LOSSES`."""
     dtype: str = "bfloat16"
     """Type of weights, gradients and activations."""
     config: Mapping[str, Any] | None = None
@@ -107,7 +107,7 @@ class Measurement:
     """Key of the measurement's group in `evidence/data/published`."""
     source: str
     assumption: str
-    """What the set-up takes for granted because the source does not say it."""
+    """Assumptions of the set-up about facts that the source does not state."""
     alternatives: tuple[Alternative, ...] = ()
 
 
@@ -118,11 +118,11 @@ class MemoryCase:
     label: str
     setup: Setup
     fits: bool = True
-    """Whether it ran."""
+    """Whether the published run fitted."""
     peak: float | None = None
     """Bytes of one device at its fullest; None where only the fit is published."""
     scope: Scope = "allocated"
     """Bytes that ``peak`` counts."""
     source: str
     assumption: str
-    """What the set-up takes for granted because the source does not say it."""
+    """Assumptions of the set-up about facts that the source does not state."""

@@ -1,1 +1,1 @@
-"""What committed records say of a setting's accuracy, as data that ships with the package."""
+"""Recorded accuracy of settings, as data that ships with the package."""

@@ -16,26 +16,26 @@ FILE = Path(__file__).with_name("losses.json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedLoss:
-    """What one setting of the update rule made of a training, beside AdamW on the same seeds."""
+    """Loss under one setting of the update rule, compared with AdamW's on the same seeds."""
 
     record: str
     """Folder of the record under `evidence/results`."""
     task: str
-    """Training in words."""
+    """Kind of training, in words."""
     from_scratch: bool
     """Whether it began with random weights."""
     num_params: int
     """Number of the model's parameters."""
     lr: float
-    """Learning rate."""
+    """Peak learning rate of AdamW."""
     rule: str
-    """Update rule, `ZenFlowConfig.update_rule`."""
+    """Name of the update rule, `ZenFlowConfig.update_rule`."""
     topk_ratio: float
     """Share of columns on the device, k."""
     update_interval: int
     """Steps of a window, S."""
     seeds: int
-    """Number of seeds."""
+    """Number of seeds that the means are over."""
     is_accuracy: bool
     """Whether the differences are of accuracy (in 1), not of held-out loss (in shares of it)."""
     mean: float

@@ -21,13 +21,13 @@ class Training:
     """A training whose loss is asked for."""
 
     rule: str
-    """Update rule, `ZenFlowConfig.update_rule`."""
+    """Name of the update rule, `ZenFlowConfig.update_rule`."""
     topk_ratio: float
     """Share of columns on the device, k."""
     update_interval: int
     """Steps of a window, S."""
     lr: float
-    """Learning rate."""
+    """Peak learning rate of AdamW."""
     num_params: int
     """Number of the model's parameters."""
     from_scratch: bool
@@ -36,11 +36,11 @@ class Training:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is recorded nearest to a training."""
+    """Record nearest to a training, and the training's properties outside of all records."""
 
     nearest: RecordedLoss
     outside: tuple[str, ...]
-    """What of the training lies outside of all records of its kind, in words."""
+    """Properties of the training that lie outside of all records of its kind, in words."""
 
     def __str__(self) -> str:
         """Return both in sentences."""
@@ -65,7 +65,7 @@ class Evidence:
 
 
 def evidence(asked: Training, rows: Sequence[RecordedLoss] | None = None) -> Evidence | None:
-    """Return what is recorded nearest to a training; None if nothing of its rule is.
+    """Return the record nearest to a training; None if there is none of its rule.
 
     The kind of training (fine-tuning, or from random weights) counts before everything else.
 

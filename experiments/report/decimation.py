@@ -21,7 +21,7 @@ _FINEST = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnTrace:
-    """What is drawn of a trace."""
+    """Part of a trace that is drawn."""
 
     lanes: Sequence[Sequence[Bar]]
     """Spans in the order of the view's lanes, each in order of starts."""

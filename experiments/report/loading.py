@@ -1,4 +1,4 @@
-"""From the paths on a command line to what they hold."""
+"""Loading: paths on a command line to the runs, traces and tables that they hold."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Contents:
 
 
 def load(paths: Sequence[Path]) -> Contents:
-    """Return what the paths hold; one that is given twice counts once.
+    """Return the content of the paths; one that is given twice counts once.
 
     Raises:
         ConfigError: A path holds nothing that a page can show. The message says which, what it

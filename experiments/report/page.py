@@ -117,7 +117,7 @@ def unique_names(named: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _json_of(charts: Sequence[figure]) -> str:
-    """Return what Bokeh needs to draw each chart in the element of its name."""
+    """Return the JSON from which Bokeh draws each chart in the element of its name."""
     document = Document()
     with document.models.freeze():  # else Bokeh looks through all of them after each
         for chart in charts:

@@ -36,7 +36,7 @@ _NUMBERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What a run's files say."""
+    """Content of a run's files."""
 
     name: str
     """Label of the run; the page makes one from it and the path that no other run has."""
@@ -50,16 +50,16 @@ class Run:
     """None of a run that nobody tuned."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
-    """What is missing, in sentences."""
+    """Missing parts of the run, in sentences."""
 
     @property
     def source(self) -> str:
-        """What its figures are."""
+        """Kind of the run's numbers, such as measured or emulated."""
         return "measured, emulated link" if self.summary.get("emulated_link") else "measured"
 
     @property
     def facts(self) -> TraceFacts:
-        """What its steps are of."""
+        """Model, batch and machine of the run's steps."""
         return TraceFacts.read({**self.settings, **self.summary})
 
 

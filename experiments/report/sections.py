@@ -1,4 +1,4 @@
-"""What the page's sections show of runs, traces and sweeps: rows of tables, and charts."""
+"""Sections of the page on runs, traces and sweeps: rows of tables, and charts."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Side:
     name: str
     colour: str
     source: str
-    """What its figures are."""
+    """Kind of the side's numbers, such as measured or simulated."""
     work: str
-    """What a step computes: steps of other work are not compared."""
+    """Work of a step: steps of other work are not compared."""
     step: float | None
     stall: float | None
     down: float | None
@@ -65,7 +65,7 @@ class Side:
 
 
 def work(facts: TraceFacts) -> str:
-    """Return what a step computes, empty where nobody said."""
+    """Return the work of a step in words, empty where nobody said."""
     return ", ".join(part for part in (facts.size, facts.batch) if part)
 
 

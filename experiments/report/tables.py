@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TABLES = ("table.csv", "table.parquet", "trials.csv")
-"""What `zenflow sweep` and `zenflow tune` leave."""
+"""Files that `zenflow sweep` and `zenflow tune` leave."""
 _RECORDS = ("provenance.json", "summary.json", "sweep.json")
 """Files beside them: axes, what the figures are, and where they were made."""
 _MOST_CELLS = 120_000
@@ -57,7 +57,7 @@ class SweepTable:
 
     path: str
     columns: Sequence[Column]
-    """Those whose cells differ."""
+    """Columns whose cells differ."""
     constants: Mapping[str, Cell]
     """The value of each column that has one alone."""
     num_rows: int
@@ -67,24 +67,24 @@ class SweepTable:
 
     @property
     def source(self) -> str:
-        """What the figures are: measured, simulated, predicted."""
+        """Kind of the numbers: measured, simulated, predicted."""
         told = self.record.get("figures_are") or self.record.get("kind")
         return str(told).partition(":")[0] if told else "source unknown"
 
     @property
     def question(self) -> str:
-        """What a study asks; empty of a sweep that asks nothing."""
+        """Question of a study; empty of a sweep that asks nothing."""
         return str(self.record.get("question") or "")
 
     @property
     def answer(self) -> Sequence[str]:
-        """What the study's record says of it, in sentences."""
+        """Answer of the study's record, in sentences."""
         found = self.record.get("answer")
         return [str(sentence) for sentence in found] if isinstance(found, list) else []
 
     @property
     def sessions(self) -> Sequence[Mapping[str, Any]]:
-        """Where and with what the rows were made: of a sweep, each time it was taken up."""
+        """Provenance of the rows: of a sweep, each time it was taken up."""
         found = self.record.get("sessions")
         if isinstance(found, list):
             return [session for session in found if isinstance(session, Mapping)]
@@ -92,7 +92,7 @@ class SweepTable:
 
     @property
     def axes(self) -> list[Column]:
-        """What was varied; numbers first, for a strategy is rather compared than run through."""
+        """Columns that were varied, numbers first: strategies are compared, not run through."""
         found = [column for column in self.columns if column.is_axis]
         return sorted(found, key=lambda column: not column.is_number)
 
@@ -105,7 +105,7 @@ class SweepTable:
 
     @property
     def rows(self) -> list[tuple[Cell, ...]]:
-        """Those that the page gets."""
+        """Rows that the page gets."""
         return list(zip(*(column.values for column in self.columns), strict=True))
 
 

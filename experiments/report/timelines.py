@@ -24,7 +24,7 @@ _ONE_ROW, _ROW, _GAP = 28, 15, 7
 """Pixels: a lane of one row, a row of another lane, and between lanes."""
 _PALEST = 0.25
 _MOST_STEPS = 400
-"""Whose numbers are on the axis; every so manieth of a longer trace."""
+"""Largest number of steps whose numbers are on the axis; a longer trace shows every n-th."""
 _NARROWEST = 1e-8
 """Seconds from edge to edge, when zoomed in."""
 

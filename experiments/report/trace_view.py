@@ -1,4 +1,4 @@
-"""What the page draws of a trace: lanes of bars, from our traces and from other profilers' ones.
+"""Lanes of bars that the page draws of a trace, from our traces and from other profilers' ones.
 
 A trace of ours is read back exactly. Another one, in Chrome's trace event format (PyTorch's
 profiler writes it), gets a lane for each thread and stream, with calls inside calls in rows.
@@ -50,7 +50,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """What ran in one place, in order of starts."""
+    """Spans of one lane, in order of starts."""
 
     name: str
     bars: Sequence[Bar]
@@ -69,7 +69,7 @@ class TraceView:
 
     path: str
     source: str
-    """Where its times are from: "measured, emulated link", "simulated", "PyTorch profiler"."""
+    """Kind of the times: "measured, emulated link", "simulated", "PyTorch profiler"."""
     seconds: float
     """Seconds from the first start to the last end."""
     lanes: Sequence[Lane]
@@ -89,7 +89,7 @@ class TraceView:
 
 
 def read_view(path: Path) -> TraceView:
-    """Return what a trace file says, whoever wrote it.
+    """Return the lanes of a trace file, whoever wrote it.
 
     Raises:
         ConfigError: It can't be read, is no trace, or has no spans.
@@ -254,7 +254,7 @@ def _complete(events: Sequence[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
 
 
 def _track_names(events: Sequence[Mapping[str, Any]]) -> dict[Any, str]:
-    """Return what threads are called, with their process where there are several."""
+    """Return the names of threads, with their process where there are several."""
     processes, threads = {}, {}
     for event in events:
         if event.get("ph") != "M":

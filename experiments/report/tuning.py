@@ -1,4 +1,4 @@
-"""What a tuned run's decisions file says, also while the run goes on.
+"""Story of a tuned run by its decisions file, also while the run goes on.
 
 ``autotune.decisions.file`` reads such a file to repeat a run, so it refuses one without an end.
 The page shows a run as far as it has come: the records are the same, a torn last line is left out.
@@ -16,7 +16,7 @@ from zenflow.errors import ConfigError
 
 
 def read_story(path: Path) -> DecisionFile:
-    """Return what a decisions file says so far.
+    """Return the content of a decisions file so far.
 
     Raises:
         ConfigError: It can't be read, is empty, or a line but the last is not what was written.

@@ -1,1 +1,1 @@
-"""What `zenflow tune` leaves, and trials that are really run."""
+"""Files of `zenflow tune`, and trials that are really run."""

@@ -12,7 +12,7 @@ import torch
 
 from autotune.constraints import Need, needs_of
 from autotune.offline.backends import AbstractBackend
-from autotune.offline.objective import TrialFigures
+from autotune.offline.objective import TrialMetrics
 from experiments.calibration.short_run import ShortRun, short_run
 from experiments.training.parts.setup import build_setup, workload_of
 from experiments.training.settings.training import TrainSettings
@@ -56,7 +56,7 @@ class MeasuredBackend(AbstractBackend):
 
     @cached_property
     def _needs(self) -> Callable[[Knobs], Need]:
-        """What knobs need, on a machine whose kind of device is this one's."""
+        """Function from knobs to their needs, on a machine with this one's kind of device."""
         settings = self.settings
         setup = build_setup(settings)
         return needs_of(
@@ -70,7 +70,7 @@ class MeasuredBackend(AbstractBackend):
         """Return memory as the simulator counts it, and staleness; energy takes a run."""
         return self._needs(knobs)
 
-    def measure(self, knobs: Knobs) -> TrialFigures:
+    def measure(self, knobs: Knobs) -> TrialMetrics:
         """Return the medians of a short run.
 
         Raises:
@@ -85,7 +85,7 @@ class MeasuredBackend(AbstractBackend):
             torch.cuda.empty_cache()
             raise ConfigError(f"the device's memory is too small for {knobs}: {error}") from error
 
-    def _measured(self, run: ShortRun, knobs: Knobs) -> TrialFigures:
+    def _measured(self, run: ShortRun, knobs: Knobs) -> TrialMetrics:
         window = knobs.update_interval
         on_gpu = run.setup.device.type == "cuda"
         if on_gpu:
@@ -95,7 +95,7 @@ class MeasuredBackend(AbstractBackend):
         length = -(-max(_FEWEST_STEPS, _WINDOWS * window) // window) * window
         turns = [run.reports(length) for _ in range(self._repeats)]
         need, settings = self.need(knobs), self.settings
-        return TrialFigures(
+        return TrialMetrics(
             step_seconds=median(fmean(report.seconds for report in turn) for turn in turns),
             stall_seconds=median(fmean(report.stall_seconds for report in turn) for turn in turns),
             device_bytes=torch.cuda.max_memory_allocated() if on_gpu else need.device_bytes,

@@ -42,7 +42,7 @@ def _listed(words: list[str]) -> str:
 def link_or_host(
     frame: pd.DataFrame, *, link: str, faster_link: str, host: str, batch: int
 ) -> list[str]:
-    """Say what a faster link and faster hosts save of a step.
+    """Say how much of a step a faster link and faster hosts save.
 
     Args:
         frame: The table.
@@ -89,7 +89,7 @@ def _what_fits(frame: pd.DataFrame) -> str:
 
 
 def worth() -> float:
-    """Return what a step of the default preset is worth beside one of AdamW, in (0, 1].
+    """Return the worth of a step of the default preset in steps of AdamW, in (0, 1].
 
     By the tuner's model of what late updates cost, which is of a small model at AdamW's best rate,
     and by that model's energy in a tenth of the columns: other models will have another.
@@ -184,7 +184,7 @@ def least_dram(frame: pd.DataFrame) -> dict[tuple[int, str], float | None]:
 
 
 def dram_for_gpu(frame: pd.DataFrame) -> list[str]:
-    """Say what host memory each GPU needs."""
+    """Say how much host memory each GPU needs."""
     least = least_dram(frame)
     largest = frame["dram"].max()
     sentences = []

@@ -110,7 +110,7 @@ class Batch:
         return Batch(points=self.points[chosen], columns=own)
 
     def sorted(self) -> Batch:
-        """Return the same in the order of the grid."""
+        """Return the table in the order of the grid."""
         return self.where(np.argsort(self.points, kind="stable"))
 
     def rows(self) -> Iterator[tuple[int, Row]]:

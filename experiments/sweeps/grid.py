@@ -51,7 +51,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """What is predicted for every point of a grid.
+    """Grid of points, and the facts that all of them share.
 
     Raises:
         ConfigError: A name is unknown, or the grid is too large.
@@ -66,7 +66,7 @@ class Sweep:
     releases: bool = True
     """Whether gradients leave during backward."""
     parallel: str = "ddp"
-    """How devices share a model."""
+    """Way in which devices share a model."""
     reshards: bool = True
     """Whether sharded weights are dropped behind forward."""
     method: str = "auto"
@@ -200,7 +200,7 @@ class Sweep:
             raise first
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what decides every row, JSON-ready: another sweep has another."""
+        """Return everything that decides a row, JSON-ready: another sweep has another."""
         settings = asdict(self.request)
         settings["model"] = self.request.model or None
         return json.loads(  # type: ignore[no-any-return]
@@ -232,9 +232,9 @@ def _machine(request: Request) -> HardwareProfile:
 
 
 def notes_of(sweep: Sweep) -> list[str]:
-    """Return what was assumed of the machines, each once.
+    """Return the assumptions about the machines, each once.
 
-    Only parts of the machine that axes name decide it, so no more combinations are looked at.
+    Only parts of the machine that axes name decide them, so no more combinations are looked at.
     """
     axes = [axis for axis in sweep.axes if axis.kind.place == "flag"]
     notes: dict[str, None] = {}

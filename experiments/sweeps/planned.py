@@ -22,7 +22,7 @@ CHECKPOINTING, STRATEGY = "checkpointing", "strategy"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedPoint:
-    """What to use at a point."""
+    """Setting to use at a point."""
 
     option: Option | None
     """Recommended option; None if none is likely to fit."""
@@ -107,7 +107,7 @@ class PlannedPoints:
         return tokens / Planner(case.hardware).costs(case.workload).compute_seconds
 
     def plan(self, point: int) -> PlannedPoint:
-        """Return what to use at a point.
+        """Return the setting to use at a point.
 
         Raises:
             ConfigError: The point's values don't go together.

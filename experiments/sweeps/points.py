@@ -62,7 +62,7 @@ def batches_of(sweep: Sweep, points: Sequence[int]) -> Iterator[Batch]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Base:
-    """What all points of a group have in common, by one of them."""
+    """Facts that all points of a group have in common, by one of them."""
 
     case: Case
     costs: StepCosts
@@ -71,7 +71,7 @@ class _Base:
 
 
 def _base(sweep: Sweep, point: int, shared: Shared) -> _Base:
-    """Return what a point shares with its group.
+    """Return the facts that a point shares with its group.
 
     Raises:
         ConfigError: Its values don't go together.
@@ -162,7 +162,7 @@ def _by_itself(sweep: Sweep, point: int, shared: Shared) -> Row:
 
 
 def _facts(case: Case, need: MemoryNeed) -> Row:
-    """Return what is known of a point without simulating it."""
+    """Return the facts of a point that are known without simulating it."""
     config, hardware = case.strategy.config, case.hardware
     lands = None
     if config is not None:
@@ -198,7 +198,7 @@ def _why_not(base: _Base) -> str:
 def _by_formula(
     base: _Base, machines: dict[str, Any], known: Mask, tolerance: float
 ) -> tuple[Row, Mask]:
-    """Return what one formula says of N machines as columns, and of which it holds, (N,)."""
+    """Return one formula's results for N machines as columns, and where it holds, (N,)."""
     form = ClosedForm(base.costs, base.case.strategy)
     # Those that make no sense are solved too, as anything, and left out.
     steady = form.solve(tolerance=tolerance, **machines)

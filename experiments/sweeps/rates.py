@@ -1,6 +1,6 @@
 """Rates: points that differ in how fast their machines are, and in nothing else.
 
-Memory, blocks and windows of such points are the same, and their costs follow from figures that
+Memory, blocks and windows of such points are the same, and their costs follow from quantities that
 the axes name. So they are computed once, and the machines are arrays.
 """
 
@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from experiments.sweeps.axes.kinds import Axis
 from experiments.sweeps.grid import Case, Sweep, with_parts
-from sim.hardware.figures import RANGES
+from sim.hardware.quantity import RANGES
 from sim.machine import Rates
 from sim.timing.costs import costs_of
 from zenflow.errors import ConfigError
 
 Array = NDArray[np.float64]
 
-_FIGURES: Mapping[str, tuple[str, ...]] = {
+_QUANTITIES: Mapping[str, tuple[str, ...]] = {
     "link_rate": ("d2h", "h2d"),
     "link.d2h": ("d2h",),
     "link.h2d": ("h2d",),
@@ -44,7 +44,7 @@ class Group:
     """Points with the same values of all axes but those of rates."""
 
     points: NDArray[np.int64]
-    """Indices, (N,)."""
+    """Indices of the points, (N,)."""
     places: Mapping[str, NDArray[np.intp]]
     """Place of each point's value on every axis of rates, (N,)."""
 
@@ -58,7 +58,7 @@ class Group:
 
 def rate_axes(sweep: Sweep) -> list[Axis]:
     """Return the axes of rates, those that others override first."""
-    order = (COMPUTE, *_FIGURES)
+    order = (COMPUTE, *_QUANTITIES)
     own = [axis for axis in sweep.axes if axis.kind.target in order and axis.is_number]
     own = [axis for axis in own if axis.kind.place in ("figure", "machine")]
     return sorted(own, key=lambda axis: order.index(axis.kind.target))
@@ -107,7 +107,7 @@ def machines_of(
     """
     count = len(group.points)
     known = np.ones(count, dtype=bool)
-    figures: dict[str, Array] = {}
+    quantities: dict[str, Array] = {}
     computed: dict[str, Array] = {}
     for axis in rate_axes(sweep):
         place, kind = group.places[axis.name], axis.kind
@@ -118,14 +118,14 @@ def machines_of(
             computed = {name: array[where] for name, array in computed.items()}
         elif kind.target in ("cores", "host_threads"):
             threads, makes_sense = _each(lambda value: _threads(case, kind.target, value), values)  # noqa: B023
-            figures["threads"] = threads[where]
+            quantities["threads"] = threads[where]
         else:
             low, high = RANGES.get(kind.target, (0.0, np.inf))
             makes_sense = (values > 0) & (values >= low) & (values <= high)
             values = np.where(makes_sense, values, 1.0)
-            figures |= dict.fromkeys(_FIGURES[kind.target], values[where])
+            quantities |= dict.fromkeys(_QUANTITIES[kind.target], values[where])
         known &= makes_sense[where]
-    rates = Rates.of(case.hardware, figures=figures)
+    rates = Rates.of(case.hardware, quantities=quantities)
     axes = {name: np.broadcast_to(getattr(rates, name), (count,)) for name in _RATES}
     return {**axes, **computed}, known
 
@@ -149,7 +149,7 @@ def _threads(case: Case, target: str, value: float) -> Array:
 
 
 def _each(find: Callable[[float], Array], values: Array) -> tuple[Array, NDArray[np.bool_]]:
-    """Return what is found of every value, ones where it makes no sense, and where it does."""
+    """Return a function's result for every value, ones where it fails, and where it does not."""
     found: list[Array | None] = []
     for value in values:
         try:

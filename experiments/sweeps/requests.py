@@ -91,8 +91,8 @@ def hardware_of(request: Request) -> tuple[HardwareProfile, list[str]]:
             unknown.
     """
     from sim.hardware.catalog import find_fabric, find_host, find_link, find_machine, find_nvme
-    from sim.hardware.figures import Quantity
     from sim.hardware.file import read_profile
+    from sim.hardware.quantity import Quantity
 
     given = [f"--{name}" for name in _NAMED_BASES if getattr(request, name) is not None]
     if len(given) != 1:

@@ -42,7 +42,7 @@ class FoundPoint:
     point: int
     """Index of the point."""
     cost: float
-    """Its price in dollars, or its value of the axis."""
+    """Price of the point in dollars, or its value of the axis."""
     option: Option
     """Setting with which it is fast enough."""
 
@@ -182,7 +182,7 @@ def _parts(sweep: Sweep, point: int) -> Row:
 
 
 class _Search:
-    """What has been looked at, and the cheapest of what is fast enough."""
+    """Points looked at so far, and the cheapest one that is fast enough."""
 
     def __init__(
         self, sweep: Sweep, rate: float, holds: Collection[str], say: Callable[[str], None]
@@ -233,7 +233,7 @@ class _Search:
         yield from np.ravel_multi_index([part.ravel() for part in grid], shape).tolist()
 
     def _planned(self, point: int) -> PlannedPoint | None:
-        """Return what to use at a point; None if its values don't go together."""
+        """Return the setting to use at a point; None if its values don't go together."""
         if point not in self._known:
             try:
                 self._known[point] = self._plans.plan(point)
@@ -259,7 +259,7 @@ class _Search:
             return math.inf  # rates that make no sense: others may
 
     def answer(self) -> Cheapest:
-        """Return what was found."""
+        """Return the result of the search."""
         options = [one.option for one in self._known.values() if one and one.option]
         riskier = self._riskier
         return Cheapest(

@@ -23,7 +23,7 @@ Found = TypeVar("Found")
 
 
 class Shared:
-    """What points of one sweep have in common."""
+    """Facts and caches that points of one sweep have in common."""
 
     def __init__(self, sweep: Sweep) -> None:
         """Start with nothing."""

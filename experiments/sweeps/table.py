@@ -103,7 +103,7 @@ def write_frame(frame: pd.DataFrame, folder: Path) -> list[Path]:
 
 
 def record_of(sweep: Sweep, found: Batch, sessions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return where a table comes from: the sweep, how points were found, and every session."""
+    """Return the origin of a table: the sweep, how points were found, and every session."""
     return {
         "kind": "predicted: nothing here was measured",
         "sweep": sweep.to_dict(),

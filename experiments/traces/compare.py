@@ -42,7 +42,7 @@ class Trace:
 
     @property
     def label(self) -> str:
-        """What the figures are: "measured, emulated link", "simulated"."""
+        """Kind of the numbers: "measured, emulated link", "simulated"."""
         metadata = self.timeline.metadata
         # Only the engine says whether its link is emulated without saying who measured.
         guess = "measured" if "emulated_link" in metadata else "source unknown"
@@ -53,15 +53,15 @@ class Trace:
 
     @property
     def facts(self) -> TraceFacts:
-        """What its steps are of."""
+        """Model, batch and machine of the side's steps."""
         return TraceFacts.read(self.timeline.metadata)
 
     @property
     def selection_seconds(self) -> float:
-        """What selections of columns add to a step on average where no step here shows them.
+        """Seconds that selections of columns add to a step on average, if no step here has one.
 
-        A simulated trace holds the steps between two selections, and says here what those add;
-        of a measured one the steps are as they were.
+        A simulated trace holds the steps between two selections, and states the seconds that
+        selections add. The steps of a measured trace are as they were.
         """
         found = self.timeline.metadata.get("selection_seconds", 0.0)
         return float(found) if isinstance(found, int | float) else 0.0
@@ -73,9 +73,9 @@ class Side:
 
     trace: Trace
     starts: Mapping[int, float]
-    """Where each step starts, in seconds of the trace's clock; in order."""
+    """Start of each step, in seconds of the trace's clock; in order."""
     end: float
-    """Where the last of them ends."""
+    """End of the last step, seconds."""
 
     @property
     def timeline(self) -> Timeline:
@@ -84,17 +84,17 @@ class Side:
 
     @property
     def window(self) -> Timeline:
-        """What happened from the first step's start to the last one's end, cut there."""
+        """Spans from the first step's start to the last one's end, cut there."""
         return self.trace.timeline.between(self.start, self.end)
 
     @property
     def start(self) -> float:
-        """Where the first step starts."""
+        """Start of the first step, seconds."""
         return min(self.starts.values())
 
     @property
     def num_steps(self) -> int:
-        """How many steps these are."""
+        """Number of steps of this side."""
         return len(self.starts)
 
     @property
@@ -125,7 +125,7 @@ class Side:
 
     @property
     def averaged(self) -> str:
-        """What its figures are means over, in words."""
+        """Steps that the numbers are means over, in words."""
         if self.trace.selection_seconds:
             return f"{self.steps}, selections of columns spread over all steps"
         return self.steps
@@ -290,7 +290,7 @@ def _find_trace(path: Path) -> Path:
 
 
 def _within(side: Side, first: int, last: int) -> Side:
-    """Return those of the steps that lie within two numbers."""
+    """Return the steps that lie within two numbers."""
     kept = {step for step in side.starts if first <= step <= last}
     if not kept:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a trace is of: the model, its batch, the machine and the commit, in its metadata.
+"""Facts of a trace: the model, its batch, the machine and the commit, in its metadata.
 
 Importing this loads neither torch nor matplotlib.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFacts:
-    """What a trace's steps are of; None where nobody said."""
+    """Facts of a trace's steps; None where nobody said."""
 
     strategy: str | None = None
     model: str | None = None
@@ -29,13 +29,13 @@ class TraceFacts:
 
     @classmethod
     def read(cls, metadata: Mapping[str, Any]) -> TraceFacts:
-        """Return what a trace's metadata say; what is of another type counts as not said."""
+        """Return the facts in a trace's metadata; values of another type count as not said."""
         kinds = {field.name: int if "int" in str(field.type) else str for field in fields(cls)}
         found = {name: metadata.get(name) for name in kinds}
         return cls(**{n: v for n, v in found.items() if isinstance(v, kinds[n])})  # type: ignore[arg-type]
 
     def to_metadata(self) -> dict[str, Any]:
-        """Return what is known, JSON-ready."""
+        """Return the known facts, JSON-ready."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @property
@@ -52,7 +52,7 @@ class TraceFacts:
         return "" if self.num_params is None else f"{self.num_params / 1e6:,.4g}M parameters"
 
     def __str__(self) -> str:
-        """Return what is known in a line; empty where nothing is."""
+        """Return the known facts in a line; empty where none is known."""
         model = f"{self.model} ({self.size})" if self.model and self.size else self.model or ""
         parts = [self.strategy, model, self.batch, self.machine]
         commit = [] if self.commit is None else [f"commit {self.commit}"]

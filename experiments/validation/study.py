@@ -144,7 +144,7 @@ def _measured_by_ranks(
     options: CalibrationOptions,
     progress: Progress,
 ) -> Row:
-    """Return what several ranks cost, and their runs; those that calibrate are measured along."""
+    """Return the costs of several ranks, and their runs, those that calibrate included."""
     base = options.settings
     settings = [plan.resolve(profile, base) for plan in itertools.chain(*shared)]
     turns = itertools.count(1)
@@ -280,11 +280,11 @@ def _tables(data: Data) -> list[Table]:
 
 
 def errors_of(runs: Sequence[Row]) -> Data:
-    """Return what all runs say together, as shares, not per cent.
+    """Return statistics over all runs, as shares, not per cent.
 
-    ``median``, ``p90`` and ``worst`` are of the absolute errors of step time,
-    ``rank_correlation`` is Spearman's, of predicted and measured step times. ``stall`` and
-    ``lanes`` have median absolute errors as shares of the measured step.
+    ``median``, ``p90`` and ``worst`` are of the absolute errors of step time, ``rank_correlation``
+    is Spearman's, of predicted and measured step times. ``stall`` and ``lanes`` have median
+    absolute errors as shares of the measured step.
 
     Raises:
         ConfigError: There are no runs.
@@ -348,9 +348,9 @@ RUN_COLUMNS = (
     _milliseconds("stall", "measured", "stall_seconds"),
     _milliseconds("predicted", "predicted", "stall_seconds"),
 )
-"""What a table says of a run, times in milliseconds."""
+"""Columns of a table of runs, times in milliseconds."""
 RANK_COLUMNS = RUN_COLUMNS[:5]
-"""The same of a run of several ranks, whose stalls are not told apart from collectives."""
+"""Columns of a table of several ranks' runs, whose stalls are not told apart from collectives."""
 _LANE_COLUMNS = (
     key("run"),
     *(

@@ -25,7 +25,7 @@ from sim.timing.fresh_steps import late_bytes, measured_bytes, moved_bytes
 from zenflow.config import ZenFlowConfig
 
 EXACT = 1 + 1e-9
-"""Factor that rounding may make."""
+"""Factor by which rounding may raise a time."""
 
 
 class EngineTimes(StepTimes):
@@ -50,7 +50,7 @@ class EngineTimes(StepTimes):
         self._uploads = [Jobs.of(p.uploads, copy, self._unpack_rate) for p in self._phases]
 
     def in_turn(self, axes: Axes) -> Steady:
-        """The engine without overlap: updates start as copies arrive, one upload ends the step."""
+        """Return steps without overlap: updates start as copies arrive; one upload ends a step."""
         step = self._released(axes)
         stepped, copied = step.stepped, step.copied
         (phase,) = self._phases
@@ -78,7 +78,7 @@ class EngineTimes(StepTimes):
         )
 
     def overlapped(self, axes: Axes, *, is_least: bool) -> Steady:
-        """The engine behind a device that it keeps up with: what is left is the last uploads.
+        """Steady step when host and links keep up with backward: only the last uploads can stall.
 
         Args:
             axes: What differs from machine to machine.
@@ -143,7 +143,7 @@ class EngineTimes(StepTimes):
         return selected
 
     def _uploads_leave_in_time(self, axes: Axes, step: Released) -> NDArray[np.bool_]:
-        """Return where the ring never waits for an upload that reads what lies in it."""
+        """Return whether the ring never waits for an upload that reads from it, (N,)."""
         in_time = np.ones(len(step.stepped), bool)
         # Uploads read the tails: that of segment l is copy 2 l + 1.
         (waiting,) = np.nonzero(self._ring.room >= 1)
@@ -166,7 +166,7 @@ class EngineTimes(StepTimes):
         copied: Array,
         is_fused: bool,
     ) -> Array:
-        """Return by when the host is done with each segment of a step at the latest, (N, L).
+        """Return the latest end of the host's work on each segment of a step, (N, L).
 
         It takes each segment's gradients in, and updates what is due there. Each byte that is
         copied meanwhile, the rest of this step's and the next one's, costs it a byte of DRAM at
@@ -184,7 +184,7 @@ class EngineTimes(StepTimes):
     def _keeps_up(
         self, axes: Axes, stepped: Array, copied: Array, config: ZenFlowConfig
     ) -> NDArray[np.bool_]:
-        """Return where updates with a lag of several steps end in time beside all intake."""
+        """Return whether updates with a lag of several steps end in time despite intake, (N,)."""
         lag = config.effective_lag()
         intake = sum(self.host_seconds(p.intake, axes).sum(axis=1) for p in self._phases)
         update = sum(self.host_seconds(p.update, axes).sum(axis=1) for p in self._phases)
@@ -202,7 +202,7 @@ class EngineTimes(StepTimes):
         return (overheads.unpack_bandwidth or overheads.pack_bandwidth).value
 
     def _released(self, axes: Axes) -> Released:
-        """Return when a step's parts end whose gradients leave through the ring."""
+        """Return the ends of a step's parts whose gradients leave through the ring."""
         overheads, size = self.costs.hardware.overheads, self.costs.dtype_bytes
         shares = self._plan.shares[::-1]
         intake = np.array([s.split * size / overheads.intake_bandwidth.value for s in shares])

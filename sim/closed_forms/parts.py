@@ -58,7 +58,7 @@ class Windows:
     plan: BlockPlan
     """Plan of its blocks."""
     phases: tuple[WindowPhase, ...]
-    """What falls to each step of a window."""
+    """Uploads, host work and selections of each step of a window."""
     moved: tuple[float, ...]
     """Number of elements of each segment that fresh steps move in a step."""
 
@@ -73,7 +73,7 @@ def windows_of(structure: Structure) -> Windows:
 
 
 def _phases(plan: BlockPlan, costs: StepCosts, config: ZenFlowConfig) -> list[WindowPhase]:
-    """Return what falls to each step of a window in the steady state."""
+    """Return the uploads, host work and selections of each step of a steady window."""
     calendar, intake = plan.calendar(), intake_of(plan, costs)
     count, size = len(costs.segments), costs.dtype_bytes
     window, lag = config.update_interval, config.effective_lag()
@@ -102,7 +102,7 @@ def _phases(plan: BlockPlan, costs: StepCosts, config: ZenFlowConfig) -> list[Wi
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """What a lane serves in turn: the segments with bytes, and what is left from each on."""
+    """Queue of a lane: the segments with bytes, and the work left from each of them on."""
 
     columns: NDArray[np.intp]
     """Places of the segments with bytes."""
@@ -120,7 +120,7 @@ class Jobs:
         return cls(columns, np.cumsum(sizes[::-1])[::-1], np.cumsum(seconds[::-1])[::-1])
 
     def ended(self, ready: Array, rate: Array) -> Array:
-        """Return when a lane of this rate has served the last one, (N,); -inf without jobs."""
+        """Return the time at which a lane of this rate has served all, (N,); -inf without jobs."""
         if not len(self.columns):
             return np.full(len(rate), -np.inf)
         left = self.bytes_left / rate[:, None] + self.seconds_left
@@ -192,14 +192,14 @@ class RingJobs:
         return -1
 
     def ended(self, begun: Array, passed: Array, rate: Array) -> Array:
-        """Return when each job ends, (N, 2 L), if heads wait for begins and tails for ends."""
+        """Return the end of each job, (N, 2 L), if heads wait for begins and tails for ends."""
         ready = np.stack([begun, passed], axis=2).reshape(len(rate), -1)
         ready = np.where(self.num_bytes > 0, ready, -np.inf)
         return served(ready, self.fixed + self.num_bytes / rate[:, None])
 
 
 def served(ready: Array, lengths: Array) -> Array:
-    """Return when a lane that serves jobs in turn ends each, (N, L): see the closed forms."""
+    """Return the end of each job of a lane that serves them in turn, (N, L)."""
     total = np.cumsum(lengths, axis=1)
     ends: Array = total + np.maximum.accumulate(ready - (total - lengths), axis=1)
     return ends

@@ -26,15 +26,30 @@ from zenflow.config import unknown_name
 from zenflow.errors import ConfigError
 
 AXES = ("forward", "backward", "d2h", "h2d", "duplex", "dram", "host", "steps")
-"""What may differ from machine to machine: seconds of one micro-batch, bytes/s, and AdamW steps of
-an element, per second, on the host."""
+"""Quantities that may differ from machine to machine: seconds of one micro-batch, bytes/s, and
+AdamW steps of an element, per second, on the host."""
 
 _CHUNK = 512
 """Number of machines at a time: their arrays stay in a core's caches."""
 
 
 class ClosedForm:
-    """The formula of one strategy for one model; machines are given to `solve`."""
+    """The formula of one strategy for one model; machines are given to `solve`.
+
+    Examples:
+        A step on two machines, whose links to the host differ:
+
+        >>> from sim.hardware.catalog import find_machine
+        >>> from sim.models.table import find_model
+        >>> from sim.models.workload import Workload
+        >>> from sim.timing.costs import costs_of
+        >>> workload = Workload.of_config(*find_model("gpt2"), batch_size=8)
+        >>> costs = costs_of(workload, find_machine("hgx-h100", 1))
+        >>> form = ClosedForm(costs, Strategy.of("published_zero_offload"))
+        >>> found = form.solve(d2h=np.array([10e9, 50e9]))
+        >>> found.step_seconds.round(3).tolist(), found.applies.tolist()
+        ([0.073, 0.06], [True, True])
+    """
 
     def __init__(self, costs: StepCosts, strategy: Strategy) -> None:
         """Prepare what no machine changes.

@@ -1,4 +1,4 @@
-"""What all closed forms share: a step's passes, copies and host tasks on many machines at once."""
+"""Common parts of all closed forms: passes, copies and host tasks of many machines at once."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ Axes = dict[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """Step time and stall of each machine, seconds, and whether the formula holds for it."""
+    """Step time and stall of each machine, seconds, and whether the formula holds for it.
+
+    See `sim.closed_forms.steady.ClosedForm`.
+    """
 
     step_seconds: Array
     """Seconds of a step on each machine."""
     stall_seconds: Array
     """Seconds of a step in which the device waits."""
     selection_seconds: Array
-    """Part of both that is selections of columns, spread over the steps between."""
+    """Seconds of selections of columns in both, spread over the steps between."""
     applies: NDArray[np.bool_]
     """Whether the formula holds."""
 
@@ -45,7 +48,7 @@ class StepTimes:
         self.elements = np.array([float(segment.numel) for segment in costs.segments[::-1]])
 
     def passed(self, axes: Axes, intake: Array | float = 0.0) -> Array:
-        """Return when backward passes each segment of the last micro-batch, (N, L)."""
+        """Return the end of backward of each segment in the last micro-batch, (N, L)."""
         seconds = axes["backward"][:, None] * axes["share"] + intake
         before = self.costs.accumulation * axes["forward"]
         before = before + (self.costs.accumulation - 1) * axes["backward"]
@@ -53,14 +56,14 @@ class StepTimes:
         return passed
 
     def copy_seconds(self, num_bytes: Array, rate: Array, packing: float = np.inf) -> Array:
-        """Return what each copy takes, (N, L); nothing where there are no bytes."""
+        """Return the seconds of each copy, (N, L); 0 where there are no bytes."""
         hardware = self.costs.hardware
         fixed = hardware.overheads.copy.value + hardware.link.latency.value + num_bytes / packing
         seconds: Array = np.where(num_bytes > 0, fixed + num_bytes / rate[:, None], 0.0)
         return seconds
 
     def host_seconds(self, tasks: HostTasks, axes: Axes) -> Array:
-        """Return what each task takes, (N, L): its bytes' time or its arithmetic's."""
+        """Return the seconds of each host task, (N, L): of its bytes or its arithmetic."""
         task = self.costs.hardware.overheads.host_task.value
         rate = np.minimum(axes["host"], axes["dram"] / self.rates.host_sharing)
         moving = tasks.num_bytes / rate[:, None]
@@ -69,7 +72,7 @@ class StepTimes:
         return seconds
 
     def copies_are_free(self, axes: Axes, *, both_ways: bool) -> NDArray[np.bool_]:
-        """Return where copies run at their links' rates whatever the host does.
+        """Return whether copies run at their links' rates whatever the host does, (N,).
 
         Max-min fairness gives a flow all it can take where that is no more than an equal share.
         """

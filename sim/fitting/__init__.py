@@ -1,1 +1,1 @@
-"""From measurements to constants, and how sure they are."""
+"""Calibration: constants from measurements, and how sure they are."""

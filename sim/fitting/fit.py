@@ -22,19 +22,22 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One measurement."""
+    """One measurement: counts of each constant, and seconds. See `fit_constants`."""
 
     counts: Mapping[str, float]
     """Number of times that each constant was paid."""
     seconds: float
-    """Measured seconds."""
+    """Measured seconds of the sum."""
     label: str = ""
-    """Name for tables."""
+    """Name of the measurement, for tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Constants, and how well they tell the measurements."""
+    """Fitted constants, and the error of each measurement that they leave.
+
+    See `fit_constants`.
+    """
 
     constants: Mapping[str, float]
     """Seconds of each constant; 0 where the measurements show none."""
@@ -60,11 +63,18 @@ class Fit:
 def fit_constants(samples: Sequence[Sample]) -> Fit:
     """Return the constants >= 0 with the least squared relative error.
 
-    Exact, by trying every set of constants that are not zero: there are few. Of two sets that fit
-    equally well the smaller counts.
+    Equivalent to ``scipy.optimize.nnls(counts / seconds, ones)``. Exact, by trying every set of
+    constants that are not zero: there are few. Of two sets that fit equally well the smaller
+    counts.
 
     Raises:
         ConfigError: There is no sample, or one took no time.
+
+    Examples:
+        >>> samples = [Sample(counts={"byte": 1e9, "copy": 1}, seconds=0.11),
+        ...            Sample(counts={"byte": 2e9, "copy": 1}, seconds=0.21)]
+        >>> {name: round(value, 12) for name, value in fit_constants(samples).constants.items()}
+        {'byte': 1e-10, 'copy': 0.01}
     """
     if not samples or any(not sample.seconds > 0 for sample in samples):
         raise ConfigError("a fit needs samples, each of more than 0 s: measure longer")

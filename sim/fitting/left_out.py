@@ -1,8 +1,8 @@
-"""What the model leaves out: a log-normal term beside the spread of a machine's figures.
+"""Error of the model itself: a log-normal term beside the spread of a machine's quantities.
 
-The draws of `sim.fitting.uncertainty` know how far figures may be off, and nothing of kernels,
-interpreters and frameworks that no figure stands for. Measured beside predicted times say how wide
-a term is needed for that.
+The draws of `sim.fitting.uncertainty` know how far quantities may be off. Kernels, interpreters
+and frameworks that no quantity stands for are not in them. Measured and predicted times together
+say how wide a term is needed for those.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ TABLE = 0.24
 """Standard deviation of the term's logarithm, for machines of the table: from the published rows
 (`zenflow study published`)."""
 CALIBRATED = 0.03
-"""The same for a calibrated machine, rounded up: from runs that calibrated nothing (`zenflow study
-validation`)."""
+"""Standard deviation of the term's logarithm for a calibrated machine, rounded up: from runs that
+calibrated nothing (`zenflow study validation`)."""
 COVERAGE = 0.8
 """Share of measurements that ranges are to hold."""
 
@@ -40,18 +40,18 @@ def left_out_of(profile: HardwareProfile, workload: Workload | None = None) -> f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A measured time beside the range of its prediction over draws of figures alone."""
+    """A measured time, and the range of its prediction over draws of quantities alone."""
 
     measured: float
-    """Measured seconds."""
+    """Measured time of a step, seconds."""
     low: float
-    """Lower end of a range that holds `COVERAGE` of the draws."""
+    """Lower end, seconds, of a range that holds `COVERAGE` of the draws."""
     high: float
-    """Upper end."""
+    """Upper end of that range, seconds."""
 
     @property
     def needed(self) -> float:
-        """Least term with which the range holds the measurement; 0 where it does without."""
+        """Least term with which the range holds the measurement; 0 where none is needed."""
         reach = NormalDist().inv_cdf((1 + COVERAGE) / 2)
         off = math.log(self.measured / math.sqrt(self.low * self.high)) / reach
         spread = math.log(self.high / self.low) / (2 * reach)
@@ -71,7 +71,7 @@ def fit_left_out(outcomes: Sequence[Outcome]) -> float:
 
 
 def held_out(parts: Sequence[Sequence[Outcome]]) -> list[int]:
-    """Return how many of each part's measurements lie in ranges whose term is from the others.
+    """Return the count of each part's measurements in ranges whose term is from other parts.
 
     Args:
         parts: Measurements, each part of which is left out in turn; at least two parts.

@@ -1,7 +1,7 @@
-"""Refine: move a profile's constants until the simulator tells what runs on the machine measured.
+"""Refine: move a profile's constants until the simulator reproduces measured runs.
 
-Probes measure parts by themselves; in a run they meet, and a constant also has to stand for what
-no part has by itself (hand-overs between threads, caches that another part has used). So the
+Probes measure parts by themselves. In a run the parts meet, and a constant also has to stand for
+costs of the meeting: hand-overs between threads, caches that another part has used. So the
 constants of the engine's parts are moved, each within reason of its probe, until simulated runs
 agree with measured ones. What a device computes, and the link, are not touched.
 """
@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.hardware.figures import RANGES, bounded
 from sim.hardware.profile import HardwareProfile
+from sim.hardware.quantity import RANGES, bounded
 from sim.models.workload import Workload
 from sim.simulate import Prediction, Strategy, simulate
 from sim.timing.costs import costs_of
@@ -43,7 +43,7 @@ _PRIOR_SIGMA = 1.0
 """Log-normal spread of a constant about its probe: a factor of e is no surprise."""
 _PRIOR_WEIGHT = 1e-3
 SWEEPS = 8
-"""Largest number of sweeps; each takes the slopes of every run's figures anew."""
+"""Largest number of sweeps; each takes the slopes of every run's errors anew."""
 _DIFFERENCE = 0.04
 """Change of a constant's logarithm that gives a slope: wider than a simulation's roughness."""
 _LONGEST_MOVE = 1.5
@@ -60,7 +60,7 @@ class Observation:
     """One measured run in its steady state."""
 
     label: str
-    """Name for tables."""
+    """Name of the run, for tables."""
     workload: Workload
     """Model and batch of the run."""
     strategy: Strategy
@@ -87,7 +87,7 @@ class Refinement:
     before: float
     """Root mean square of the log errors with the probes' constants."""
     after: float
-    """The same with the refined constants."""
+    """Root mean square of the log errors with the refined constants."""
     factors: Mapping[str, float] = field(default_factory=dict)
     """Each constant over its probe's."""
     sensitivity: Mapping[str, float] = field(default_factory=dict)
@@ -106,7 +106,7 @@ def on_link(profile: HardwareProfile, link: tuple[float, float] | None) -> Hardw
 
 
 def predict(profile: HardwareProfile, observation: Observation) -> Prediction:
-    """Return what a profile predicts for an observed run."""
+    """Return the prediction of an observed run by a profile."""
     costs = costs_of(observation.workload, on_link(profile, observation.link))
     return simulate(costs, observation.strategy, keeps_spans=False)
 
@@ -118,7 +118,7 @@ def refine(
     names: Sequence[str] = ENGINE_CONSTANTS,
     on_sweep: Callable[[int, float], None] | None = None,
 ) -> Refinement:
-    """Return the profile whose named constants tell the observed runs best.
+    """Return the profile whose named constants reproduce the observed runs best.
 
     Least squares over the constants' logarithms by Levenberg and Marquardt (Marquardt 1963), with
     slopes from differences of simulations, and a weak pull towards the probes.
@@ -129,9 +129,9 @@ def refine(
         names: Constants that may move, as far as the profile has them.
         on_sweep: Told after each move of all constants: its number, and the error.
     """
-    figures = profile.quantities()
-    names = [name for name in names if name in figures]
-    probed = {name: figures[name].value for name in names}
+    quantities = profile.quantities()
+    names = [name for name in names if name in quantities]
+    probed = {name: quantities[name].value for name in names}
     pull = math.sqrt(_PRIOR_WEIGHT / len(names)) / _PRIOR_SIGMA
 
     def moved(at: Array) -> HardwareProfile:
@@ -176,7 +176,7 @@ def refine(
 
 
 def _slopes(errors: Callable[[Array], Array], at: Array, off: Array, difference: float) -> Array:
-    """Return how each error changes with each constant, a column for each."""
+    """Return the slopes of the errors, a row for each error and a column for each constant."""
     moves = difference * np.eye(len(at))
     return np.stack([(errors(at + move) - off) / difference for move in moves], axis=1)
 
@@ -203,7 +203,7 @@ def _better(
 
 
 def _parts_off(predicted: Prediction, observation: Observation) -> list[float]:
-    """Return by how many seconds forward, backward and the rest of the device's step are off."""
+    """Return the errors of forward, backward and the rest of the device's step, seconds."""
     passes = [predicted.passes[name] - own for name, own in observation.passes.items()]
     stall = predicted.stall_seconds - (observation.stall_seconds or 0.0)
     whole = predicted.step_seconds - observation.step_seconds

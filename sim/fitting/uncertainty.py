@@ -1,9 +1,9 @@
-"""Uncertainty: what a prediction makes of figures that are themselves not exact.
+"""Uncertainty: the interval of a prediction whose inputs are themselves not exact.
 
-Each figure of a profile is drawn from a log-normal about its value with its relative spread, all
-independent of one another, and the step is predicted again. The interval says how far off figures
-can put a prediction. What the model leaves out is a factor on it, log-normal too, whose spread is
-given (`sim.fitting.left_out`).
+Each quantity of a profile is drawn from a log-normal about its value with its relative spread, all
+independent of one another, and the step is predicted again. The interval says how far off such
+errors can put a prediction. The model's own error is a factor on it, log-normal too, whose spread
+is given (`sim.fitting.left_out`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from sim.hardware.figures import bounded
 from sim.hardware.profile import HardwareProfile
+from sim.hardware.quantity import bounded
 from zenflow.errors import ConfigError
 
 _NODES = 25
@@ -25,36 +25,38 @@ _NODES = 25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """Quantiles of a predicted figure over draws of the profile's figures."""
+    """Quantiles of a predicted number over draws of a profile. See `interval_of`."""
 
     low: float
-    """Lower end."""
+    """Lower end, in the unit of the predicted number."""
     median: float
     """Median over the draws."""
     high: float
-    """Upper end."""
+    """Upper end, in the unit of the predicted number."""
     coverage: float
     """Share of draws between low and high."""
     drivers: tuple[tuple[str, float], ...]
-    """Figures that move the prediction most: name, and rank correlation with it."""
+    """Quantities that move the prediction most: name, and rank correlation with it."""
 
 
 def draws(profile: HardwareProfile, count: int, *, seed: int) -> Iterator[HardwareProfile]:
-    """Yield profiles whose figures are drawn from their distributions; the same for a seed.
+    """Yield profiles with quantities drawn from their distributions; one seed gives one sequence.
 
     Raises:
         ConfigError: The count is not positive.
+
+    See `interval_of`.
     """
     if count < 1:
         raise ConfigError(f"the number of draws must be at least 1, got {count}")
     generator = np.random.default_rng(seed)
-    figures = profile.quantities()
+    quantities = profile.quantities()
     for _ in range(count):
-        noise = generator.standard_normal(len(figures))
+        noise = generator.standard_normal(len(quantities))
         values = {}
-        for (name, figure), z in zip(figures.items(), noise, strict=True):
-            sigma = math.sqrt(math.log1p(figure.uncertainty**2))
-            drawn = figure.value * math.exp(sigma * float(z) - sigma**2 / 2)
+        for (name, quantity), z in zip(quantities.items(), noise, strict=True):
+            sigma = math.sqrt(math.log1p(quantity.uncertainty**2))
+            drawn = quantity.value * math.exp(sigma * float(z) - sigma**2 / 2)
             values[name] = bounded(name, drawn)
         yield profile.with_values(values)
 
@@ -72,7 +74,7 @@ def interval_of(
 
     Args:
         profile: The machine.
-        predict: Returns the figure, for example a step's seconds, on a machine.
+        predict: Returns a number, for example a step's seconds, on a machine.
         count: Draws.
         coverage: Share of them inside the interval.
         seed: Of the draws.
@@ -80,6 +82,17 @@ def interval_of(
 
     Raises:
         ConfigError: A setting breaks its rule.
+
+    Examples:
+        How many GB/s reach the host, if the link's bandwidth is a data sheet's?
+
+        >>> from sim.hardware.catalog import find_machine
+        >>> machine = find_machine("hgx-h100", 1)
+        >>> found = interval_of(machine, lambda drawn: drawn.link.d2h.value / 1e9, count=50)
+        >>> round(found.low), round(found.median), round(found.high)
+        (53, 55, 58)
+        >>> found.drivers[0][0]
+        'link.d2h'
     """
     if not left_out >= 0:
         raise ConfigError(f"left_out must be at least 0, got {left_out}: it is a spread")
@@ -107,7 +120,7 @@ def _normal_nodes() -> list[float]:
 
 
 def _drivers(drawn: list[HardwareProfile], found: np.ndarray) -> tuple[tuple[str, float], ...]:
-    """Return the five figures whose ranks go with the prediction's most."""
+    """Return the five quantities whose ranks go with the prediction's most."""
     if len(drawn) < 3 or np.ptp(found) == 0:
         return ()
     names = list(drawn[0].quantities())

@@ -1,6 +1,6 @@
 """Catalog: devices, hosts, links and whole machines by name, from the table in ``sim/data``.
 
-Every figure there has its unit, kind and source. Names match whatever their case and separators:
+Every quantity there has its unit, kind and source. Names match whatever their case and separators:
 ``RTX 4090``, ``rtx-4090`` and ``NVIDIA GeForce RTX 4090``, as torch reports it, are one device. A
 name that says too little stands for the SXM module with most memory of its generation: ``a100`` is
 ``a100-80-sxm``. ``2x-epyc-7742`` is a host with two sockets, ``8x-infiniband-hdr`` a network of
@@ -13,10 +13,10 @@ import functools
 from collections.abc import Mapping
 from dataclasses import replace
 
+from sim.hardware.cells import Entry, quantity_of, read_table, record_of, refuse_unknown
 from sim.hardware.components import Device, EngineOverheads, Fabric, Host, Link, Network, Nvme
-from sim.hardware.figures import Quantity
 from sim.hardware.profile import HardwareProfile
-from sim.hardware.quantities import Entry, quantity_of, read_table, record_of, refuse_unknown
+from sim.hardware.quantity import Quantity
 from sim.names import fold, nearest
 from zenflow.errors import ConfigError
 
@@ -39,11 +39,15 @@ _MACHINE_KEYS = (
 
 
 def names(kind: str) -> list[str]:
-    """Return the names of all of a kind.
+    """Return the names of all devices, hosts, links, machines or other parts in the table.
 
     Args:
         kind: device, host (with one socket or two), link, fabric, network (with each number of
             adapters), nvme or machine.
+
+    Examples:
+        >>> names("link")[:2]
+        ['pcie3-x16', 'pcie4-x16']
     """
     return list(_entries(kind))
 
@@ -53,6 +57,10 @@ def find_device(name: str) -> Device:
 
     Raises:
         ConfigError: There is none; the nearest names are given.
+
+    Examples:
+        >>> find_device("RTX 4090").name
+        'rtx4090'
     """
     found = _device(name)
     return replace(found, flops=dict(found.flops))  # a caller may change its own
@@ -77,6 +85,10 @@ def find_host(name: str) -> Host:
 
     Raises:
         ConfigError: There is none; the nearest names are given.
+
+    Examples:
+        >>> find_host("2x-epyc-7742").sockets
+        2
     """
     name, entry = _lookup("host", name)
     sockets = entry.get("sockets", 1)
@@ -99,6 +111,10 @@ def find_link(name: str) -> Link:
 
     Raises:
         ConfigError: There is none; the nearest names are given.
+
+    Examples:
+        >>> round(find_link("pcie5-x16").d2h.value / 1e9)  # GB/s
+        55
     """
     name, entry = _lookup("link", name)
     return record_of(Link, entry, name, beside=(*_LABELS, "limit"), name=name)
@@ -110,6 +126,10 @@ def find_fabric(name: str) -> Fabric:
 
     Raises:
         ConfigError: There is none; the nearest names are given.
+
+    Examples:
+        >>> round(find_fabric("nvlink3").bandwidth.value / 1e9)  # GB/s
+        230
     """
     name, entry = _lookup("fabric", name)
     return record_of(Fabric, entry, name, beside=(*_LABELS, "limit"), name=name)
@@ -121,6 +141,10 @@ def find_network(name: str) -> Network:
 
     Raises:
         ConfigError: There is none; the nearest names are given.
+
+    Examples:
+        >>> find_network("8x-infiniband-hdr").adapters
+        8
     """
     name, entry = _lookup("network", name)
     return record_of(
@@ -139,6 +163,10 @@ def find_nvme(name: str) -> Nvme:
 
     Raises:
         ConfigError: There is none; the nearest names are given.
+
+    Examples:
+        >>> round(find_nvme("4x-gen4").read.value / 1e9)  # GB/s
+        10
     """
     name, entry = _lookup("nvme", name)
     return record_of(Nvme, entry, name, beside=_LABELS, name=name)
@@ -158,6 +186,11 @@ def find_machine(
     Raises:
         ConfigError: There is none, with the nearest names; it holds fewer devices; or it has no
             network that is known, and several hosts need one.
+
+    Examples:
+        >>> machine = find_machine("dgx-a100-80", 2)
+        >>> machine.num_devices, machine.device.name
+        (2, 'a100-80-sxm')
     """
     name, entry = _lookup("machine", name)
     refuse_unknown(entry, _MACHINE_KEYS, name)
@@ -193,7 +226,7 @@ def network_of(machine: str) -> str | None:
 
 
 def clustered(hardware: HardwareProfile, num_hosts: int, network: str | None) -> HardwareProfile:
-    """Return so many hosts of a machine, on a network.
+    """Return a machine of several hosts on a network.
 
     Args:
         hardware: One host.
@@ -232,6 +265,11 @@ def assemble(
 
     Raises:
         ConfigError: A name is unknown, or the parts do not make a machine.
+
+    Examples:
+        >>> machine = assemble("rtx-4090", "epyc-7742", "pcie4-x16", host_memory=64 << 30)
+        >>> machine.name
+        '1x rtx4090, epyc-7742, pcie4-x16'
     """
     device = find_device(device) if isinstance(device, str) else device
     host = find_host(host) if isinstance(host, str) else host

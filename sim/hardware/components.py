@@ -1,4 +1,4 @@
-"""What a machine is made of: device, links, host, drives, and what the engine's own parts take.
+"""Parts of a machine: device, links, host, drives, and the overheads of the engine's own work.
 
 SI units: bytes/s, FLOP/s, seconds, bytes.
 """
@@ -9,27 +9,37 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sim.hardware.figures import Quantity
+from sim.hardware.quantity import Quantity
 
 COUNTED = Quantity(value=1.0, kind="estimated", source="count of FLOP and bytes")
-"""Factor on a count where none has been measured."""
+"""Factor on a count of FLOP or bytes where none has been measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One accelerator; or a CPU in its role, which then shares the host's cores."""
+    """One accelerator; or a CPU in its role, which then shares the host's cores.
+
+    Examples:
+        Products in bfloat16 take the tensor cores' rate, less what real shapes lose.
+
+        >>> from sim.hardware.catalog import find_device
+        >>> device = find_device("h100")
+        >>> device.name, round(device.product_rate("bfloat16") / 1e12)  # TFLOP/s
+        ('h100-sxm', 720)
+    """
 
     name: str
     is_cpu: bool = False
     """Whether it computes on the host's cores, beside the host worker."""
     memory: Quantity
-    """Bytes of device memory."""
+    """Size of device memory, bytes."""
     flops: Mapping[str, Quantity]
     """Dense peak FLOP/s by dtype (bfloat16, float16, float32); never with sparsity."""
     matmul_efficiency: Quantity
     """Share of the peak that the best matrix product reaches: above 1 where the clock boosts."""
     float32_efficiency: Quantity | None = None
-    """The same of plain float32 products, without tensor cores; None is ``matmul_efficiency``."""
+    """Share of the peak that plain float32 products reach, without tensor cores; None is
+    ``matmul_efficiency``."""
     sustained_share: Quantity | None = None
     """Share of that rate which a model's products sustain: not all have the best shape. None is
     all of it, as of a rate that was fitted to a model's products."""
@@ -39,7 +49,7 @@ class Device:
     """Share of the peak that attention's own products reach over long sequences, by
     FlashAttention-2 and kernels like it."""
     attention_backward_efficiency: Quantity | None = None
-    """The same in backward; None is as in forward."""
+    """Share of the peak that attention's products reach in backward; None is as in forward."""
     native_attention_efficiency: Quantity | None = None
     """Share of the peak that attention reaches by kernels written for the device's generation,
     such as FlashAttention-3; None is ``attention_efficiency``."""
@@ -49,9 +59,9 @@ class Device:
     """Number of tokens of a causal sequence over which fused attention reaches half of its rate;
     None is no loss."""
     bandwidth: Quantity
-    """Bytes/s of device memory."""
+    """Bandwidth of device memory, bytes/s."""
     bandwidth_efficiency: Quantity
-    """Share of it that elementwise kernels and the optimizer reach."""
+    """Share of ``bandwidth`` that elementwise kernels and the optimizer reach."""
     cache: Quantity | None = None
     """Bytes of a last-level cache from which a tensor is read that was just written; None is none
     that counts."""
@@ -60,9 +70,11 @@ class Device:
     backward_factor: Quantity = COUNTED
     """Factor on what backward's FLOP and bytes would take at forward's rates."""
     backward_launch: Quantity | None = None
-    """The same in backward, where no interpreter runs between kernels; None is ``launch``."""
+    """Seconds from one small kernel's start to the next one's in backward, where no interpreter
+    runs between kernels; None is ``launch``."""
     compiled_launch: Quantity | None = None
-    """The same of compiled layers, both ways; None is ``launch``."""
+    """Seconds from one small kernel's start to the next one's in compiled layers, in both passes;
+    None is ``launch``."""
     gradient_bandwidth: Quantity | None = None
     """Bytes/s at which gradients' memory is taken and filled; None is no cost.
 
@@ -113,7 +125,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """Between one device and the host."""
+    """PCIe or NVLink between one device and the host. See `sim.hardware.catalog.find_link`."""
 
     name: str
     d2h: Quantity
@@ -130,7 +142,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
-    """Between the devices of one host."""
+    """NVLink or PCIe between the devices of one host. See `sim.hardware.catalog.find_fabric`."""
 
     name: str
     bandwidth: Quantity
@@ -141,7 +153,7 @@ class Fabric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """Between hosts that train together, all alike."""
+    """InfiniBand or Ethernet between hosts that train together, all alike."""
 
     name: str
     adapters: int
@@ -154,15 +166,15 @@ class Network:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nvme:
-    """All drives of the host together."""
+    """All drives of the host together. See `sim.hardware.catalog.find_nvme`."""
 
     name: str
     read: Quantity
-    """Bytes/s from the drives."""
+    """Rate of reads from the drives, bytes/s."""
     write: Quantity
-    """Bytes/s to the drives."""
+    """Rate of writes to the drives, bytes/s."""
     capacity: Quantity
-    """Bytes that they hold."""
+    """Bytes that the drives hold."""
 
 
 CORE_UPDATE = Quantity(
@@ -181,7 +193,8 @@ ADAM_SHARE = Quantity(
     "(zhuhaozhe/Misc)",
     sigma=0.13,
 )
-"""What AdamW kernels reach on hosts where none has been measured: mean and predictive spread."""
+"""Share of ``dram`` that AdamW kernels reach on hosts where none has been measured: mean and
+predictive spread."""
 
 DEEPSPEED_SHARE = Quantity(
     value=0.3256,
@@ -190,16 +203,16 @@ DEEPSPEED_SHARE = Quantity(
     "between hosts",
     sigma=0.2,
 )
-"""What DeepSpeed's CPU step reaches where it has not been measured."""
+"""Share of ``dram`` that DeepSpeed's CPU step reaches where none has been measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """CPU sockets and their memory."""
+    """CPU sockets and their memory. See `sim.hardware.catalog.find_host`."""
 
     name: str
     sockets: int
-    """Number of sockets."""
+    """Number of CPU sockets."""
     cores: int
     """Number of cores of one socket."""
     dram: Quantity
@@ -213,8 +226,8 @@ class Host:
     core_sharing: Quantity
     """Work of two busy hardware threads of one core as a multiple of one's, in [1, 2]."""
     core_update: Quantity = CORE_UPDATE
-    """AdamW steps of an element, per second, that one core takes on data in its caches: what
-    bounds a pass over many gradients, where the loop's bytes no longer do."""
+    """AdamW steps of an element, per second, that one core takes on data in its caches: the
+    bound of a pass over many gradients. Its bytes bound a pass over few."""
     adam_share: Quantity = ADAM_SHARE
     """Bytes/s that an AdamW kernel alone moves on all its threads, as a share of ``dram``: seven
     streams suit memory less than STREAM's three do. 1 where ``dram`` is from the kernel itself."""
@@ -225,7 +238,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOverheads:
-    """What the engine's own parts take beside bytes over bandwidth."""
+    """Costs of the engine's own parts beside bytes over bandwidth."""
 
     host_task: Quantity
     """Seconds of a host task beside its bytes: queue, hand-over between threads."""

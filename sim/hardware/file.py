@@ -1,8 +1,8 @@
 """Profile files: a `HardwareProfile` as JSON, what ``zenflow calibrate`` writes and others read.
 
-Every figure keeps its value, kind, source and sigma, bit for bit. A file has all keys of its
-schema and no others, so that a misspelt one can't pass for a default. A file of the schema before
-is read with an estimate for what it lacks.
+Every quantity keeps its value, kind, source and sigma, bit for bit. A file has all keys of its
+schema and no others, so that a misspelt one can't pass for a default. A file of an older schema is
+read with an estimate for each quantity that it lacks.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from sim.hardware.components import CORE_UPDATE, DEEPSPEED_SHARE
-from sim.hardware.figures import Quantity
 from sim.hardware.profile import HardwareProfile
+from sim.hardware.quantity import Quantity
 from zenflow.config import raise_violations, unknown_name
 from zenflow.errors import ConfigError, naming_file
 
 SCHEMA_VERSION = 7
-"""Version of the files that this code writes. It reads those before, too."""
+"""Version of the files that this code writes. Files of older versions are read, too."""
 KERNEL_IS_DRAM = Quantity(
     value=1.0, kind="measured", source="part of dram, which the engine's kernel has measured"
 )
@@ -45,11 +45,11 @@ _ADDED: Mapping[int, Mapping[str, Mapping[str, Any]]] = {
         }
     },
 }
-"""Figures that each version has and the one before had not, with what stands for them."""
+"""Quantities that each version has and the one before had not, with their stand-ins."""
 _ADDED_FIELDS: Mapping[int, Mapping[str, Any]] = {4: {"num_hosts": 1, "network": None}}
-"""The same for fields of the profile itself."""
+"""Fields of the profile itself that each version has and the one before had not."""
 
-_REMEDY = "measure again with `zenflow calibrate`, or take the figure from its data sheet"
+_REMEDY = "measure again with `zenflow calibrate`, or take the quantity from its data sheet"
 
 
 def write_profile(profile: HardwareProfile, path: str | os.PathLike[str]) -> None:
@@ -58,6 +58,8 @@ def write_profile(profile: HardwareProfile, path: str | os.PathLike[str]) -> Non
     Raises:
         ConfigError: The metadata would not come back from JSON as it is.
         OSError: The file can't be written.
+
+    See `read_profile`.
     """
     path = Path(path)
     content = content_of(profile)
@@ -76,18 +78,27 @@ def read_profile(path: str | os.PathLike[str]) -> HardwareProfile:
 
     Raises:
         ConfigError: The file can't be read, has another schema, or breaks rules; all are listed.
+
+    Examples:
+        >>> import tempfile
+        >>> from sim.hardware.catalog import find_machine
+        >>> machine = find_machine("hgx-h100")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_profile(machine, f"{folder}/machine.json")
+        ...     read_profile(f"{folder}/machine.json") == machine
+        True
     """
     path = Path(path)
     return profile_of(_parse(path), str(path))
 
 
 def content_of(profile: HardwareProfile) -> dict[str, Any]:
-    """Return what a profile is in JSON, for a file of its own or a part of another."""
+    """Return a profile as JSON values, for a file of its own or a part of another."""
     return {"schema_version": SCHEMA_VERSION, **asdict(profile)}
 
 
 def profile_of(content: Mapping[str, Any], place: str) -> HardwareProfile:
-    """Return the profile that a content stands for.
+    """Return the profile that JSON values stand for.
 
     Raises:
         ConfigError: It has another schema, or breaks rules; the message names place and rules.
@@ -101,9 +112,9 @@ def profile_of(content: Mapping[str, Any], place: str) -> HardwareProfile:
         )
     for later in range(version + 1, SCHEMA_VERSION + 1):
         fields = {**_ADDED_FIELDS.get(later, {}), **fields}
-        for part, figures in _ADDED.get(later, {}).items():
+        for part, quantities in _ADDED.get(later, {}).items():
             if isinstance(fields.get(part), Mapping):
-                fields[part] = {**figures, **fields[part]}
+                fields[part] = {**quantities, **fields[part]}
     reader = _Reader()
     found = reader.fields_of(fields, HardwareProfile, "")
     raise_violations(place, reader.violations)

@@ -1,8 +1,8 @@
-"""Hardware: what a machine can do, each figure with its kind and source.
+"""Hardware: the parts and rates of a machine, each quantity with its kind and source.
 
 A `HardwareProfile` is one device type, how many of them, their link to the host, the fabric
-between them, the host, its NVMe drives, and the network to other hosts that are like it. It comes
-from the table in `sim/data`, from `zenflow calibrate`, or is put together by hand.
+between them, the host, its NVMe drives, and the network to other hosts that are like it. Profiles
+come from the table in `sim/data` or from `zenflow calibrate`, or are put together by hand.
 """
 
 from __future__ import annotations
@@ -13,22 +13,30 @@ from operator import attrgetter
 from typing import Any
 
 from sim.hardware.components import Device, EngineOverheads, Fabric, Host, Link, Network, Nvme
-from sim.hardware.figures import RANGES, Quantity
+from sim.hardware.quantity import RANGES, Quantity
 from zenflow.config import raise_violations
 from zenflow.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareProfile:
-    """A whole machine.
+    """A whole machine: devices, links, host, drives, network.
 
     Raises:
-        ConfigError: Figures contradict one another; the message lists how.
+        ConfigError: Quantities contradict one another; the message lists how.
+
+    Examples:
+        A slower link, to ask what it would cost:
+
+        >>> from sim.hardware.catalog import find_machine
+        >>> machine = find_machine("hgx-h100", 1)
+        >>> machine.with_values({"link.d2h": 20e9}).link.d2h.value
+        20000000000.0
     """
 
     name: str
     device: Device
-    """Type of its devices."""
+    """Type of all devices."""
     num_devices: int = 1
     """Number of devices of one host."""
     link: Link
@@ -40,7 +48,7 @@ class HardwareProfile:
     nvme: Nvme | None = None
     """Drives of the host; None where there are none."""
     overheads: EngineOverheads
-    """What the engine's own parts take."""
+    """Costs of the engine's own parts."""
     host_threads: int | None = None
     """Number of threads of the host's update for each device.
 
@@ -56,7 +64,7 @@ class HardwareProfile:
     """JSON-ready facts: versions, residuals, whether a link is emulated."""
 
     def __post_init__(self) -> None:
-        """Check the rules across figures."""
+        """Check the rules that tie quantities to one another."""
         raise_violations(f"the profile {self.name!r}", self._violations())
 
     def _violations(self) -> Iterator[str]:
@@ -73,8 +81,8 @@ class HardwareProfile:
         if self.host.sockets < 1 or self.host.cores < 1:
             yield "a host needs at least one socket with one core"
         for name, (low, high) in RANGES.items():
-            figure = attrgetter(name)(self)
-            if figure is not None and not low <= (value := figure.value) <= high:
+            quantity = attrgetter(name)(self)
+            if quantity is not None and not low <= (value := quantity.value) <= high:
                 rule = "in [1, 2]" if low else f"a share in (0, {high:g}]"
                 yield f"{name} must be {rule}, got {value}"
         if not self.device.flops:
@@ -117,7 +125,7 @@ class HardwareProfile:
         return max(1, cores // self.dram_sharers - 1)
 
     def quantities(self) -> dict[str, Quantity]:
-        """Return every figure by its dotted name, such as ``link.d2h``."""
+        """Return every quantity by its dotted name, such as ``link.d2h``."""
         found: dict[str, Quantity] = {}
         for part in fields(self):
             record = getattr(self, part.name)
@@ -126,28 +134,29 @@ class HardwareProfile:
                 if isinstance(value, Quantity):
                     found[name] = value
                 elif isinstance(value, Mapping):  # peaks by dtype
-                    found |= {f"{name}.{key}": figure for key, figure in value.items()}
+                    found |= {f"{name}.{key}": quantity for key, quantity in value.items()}
         return found
 
     def with_values(self, values: Mapping[str, float]) -> HardwareProfile:
         """Return the profile with other values at these dotted names; kind and source stay.
 
         Raises:
-            ConfigError: There is no such figure, or a value breaks a rule.
+            ConfigError: There is no such quantity, or a value breaks a rule.
         """
-        figures = self.quantities()
-        unknown = sorted(values.keys() - figures.keys())
+        quantities = self.quantities()
+        unknown = sorted(values.keys() - quantities.keys())
         if unknown:
-            known = ", ".join(figures)
-            raise ConfigError(f"{self.name} has no figure {', '.join(unknown)}; it has {known}")
+            known = ", ".join(quantities)
+            raise ConfigError(f"{self.name} has no quantity {', '.join(unknown)}; it has {known}")
         changes: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
             part, item, *dtype = name.split(".")
-            changed, figure = changes.setdefault(part, {}), replace(figures[name], value=value)
+            changed = changes.setdefault(part, {})
+            quantity = replace(quantities[name], value=value)
             if dtype:
                 peaks = getattr(getattr(self, part), item)
-                changed[item] = {**changed.get(item, peaks), dtype[0]: figure}
+                changed[item] = {**changed.get(item, peaks), dtype[0]: quantity}
             else:
-                changed[item] = figure
+                changed[item] = quantity
         parts = {part: replace(getattr(self, part), **new) for part, new in changes.items()}
         return replace(self, **parts)

@@ -1,1 +1,1 @@
-"""How much memory each device and the host need, part by part."""
+"""Memory that each device and the host need, part by part."""

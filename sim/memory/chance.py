@@ -1,8 +1,8 @@
-"""How likely a predicted need of device memory fits.
+"""Chance that a predicted need of device memory fits.
 
-A device holds what is predicted times a factor that nobody knows before: fragments of the
-allocator, workspaces of kernels, what a framework keeps longer. Its logarithm is taken as normal
-around nothing. Published peaks, and set-ups that ran or failed, say how wide it is.
+A device holds the predicted bytes times a factor that nobody knows before: fragments of the
+allocator, workspaces of kernels, what a framework keeps longer. The factor is taken as log-normal
+with median 1. Published peaks, and set-ups that ran or failed, say how wide it is.
 """
 
 from __future__ import annotations
@@ -23,27 +23,32 @@ _FLOOR = 1e-12
 
 
 def chance_to_fit(need: float, room: float, spread: float = SPREAD) -> float:
-    """Return how likely so many predicted bytes fit into so many, in (0, 1)."""
+    """Return the chance that a predicted need fits a room, both in bytes, in (0, 1).
+
+    Examples:
+        >>> round(chance_to_fit(need=70e9, room=80e9), 2)
+        0.74
+    """
     return NormalDist(sigma=spread).cdf(math.log(room / need))
 
 
 def likely_need(room: float, chance: float = LIKELY, spread: float = SPREAD) -> float:
-    """Return the most predicted bytes that fit into so many with a chance in (0, 1)."""
+    """Return the largest predicted need, bytes, that fits a room with a chance in (0, 1)."""
     return room * math.exp(-NormalDist(sigma=spread).inv_cdf(chance))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryOutcome:
-    """A published case beside its prediction."""
+    """A published case with its prediction."""
 
     predicted: float
-    """Predicted bytes, of what the peak counts where there is one."""
+    """Predicted bytes, counted as the peak counts where one is published."""
     room: float
-    """Bytes of the device."""
+    """Memory of the device, bytes."""
     ran: bool
-    """Whether it ran."""
+    """Whether the published run fitted, rather than ran out of memory."""
     peak: float | None = None
-    """Measured bytes; None where only the outcome is published."""
+    """Measured peak, bytes; None where only the outcome is published."""
 
     def likelihood(self, spread: float) -> float:
         """Return the likelihood of what was published, for a spread of the factor."""

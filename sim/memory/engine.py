@@ -1,7 +1,7 @@
-"""What the engine allocates, from shapes and a configuration alone: its `MemoryPlan` and more.
+"""Memory of the engine, from shapes and a configuration alone: its `MemoryPlan` and more.
 
-Says to the byte what `zenflow.surface.memory_plan` says of a running engine, and what comes and
-goes within a step besides. Blocks and phases are the engine's own code.
+Equal to the byte to what `zenflow.surface.memory_plan` says of a running engine; temporaries
+within a step are here besides. Blocks and phases are the engine's own code.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _FLOAT, _INDEX = 4, 8
 _COLUMN_BYTES = 4 * _FLOAT + 1 + _INDEX
 """Bytes of a split parameter's column: energy, score, second moment, factor, ownership, index."""
 _SAVED_COLUMN_BYTES = 2 * _INDEX + 2 * _FLOAT
-"""Bytes of it in a checkpoint: index, step count, score, second moment."""
+"""Bytes of a column in a checkpoint: index, step count, score, second moment."""
 _FRESH_COLUMN_BYTES = _INDEX + 6 * _FLOAT
 _FRESH_ROW_BYTES = _INDEX + 7 * _FLOAT
-"""Bytes of it, and of a row, that fresh steps need besides: as `zenflow.step.fresh.steps`, which
+"""Bytes that fresh steps need for a column, and for a row: as `zenflow.step.fresh.steps`, which
 loads torch."""
 _GATHERED_COPIES, _MOST_GATHERED = 3, 1 << 26
 """Number of copies, and bytes of each at most, in which uploads of several hosts become whole
@@ -41,7 +41,7 @@ columns: as `zenflow.surface.memory_plan` and `zenflow.device.base`, which load 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMemory:
-    """Bytes of one engine, by what they are for."""
+    """Bytes of one engine, by purpose. See `engine_memory`."""
 
     host: HostMemory
     """Memory of the host."""
@@ -140,7 +140,7 @@ class EngineMemory:
         return replace(self, host=host, columns=columns, **parts)
 
     def on(self, hardware: HardwareProfile, reserve: float = 0.0) -> EngineMemory:
-        """Return the same with as many waiting gradients as a machine's host has room for.
+        """Return the need with as many waiting gradients as a machine's host has room for.
 
         Args:
             hardware: The machine.
@@ -175,7 +175,7 @@ class EngineMemory:
 def engine_memory(
     shapes: Sequence[Shape], config: ZenFlowConfig, dtype_bytes: int
 ) -> EngineMemory:
-    """Return what an engine takes for parameters of these shapes, in order of registration.
+    """Return an engine's memory for parameters of these shapes, in order of registration.
 
     As many gradients wait as the engine chooses where it has memory for them; `EngineMemory.on`
     says how many on a machine.
@@ -184,6 +184,13 @@ def engine_memory(
         shapes: Of each trainable parameter, tied ones once.
         config: The update rule's settings; the window length is fixed.
         dtype_bytes: Bytes of an element of the model.
+
+    Examples:
+        Elements of one square matrix, of which at most a tenth of the columns are the device's:
+
+        >>> need = engine_memory([(1024, 1024)], ZenFlowConfig(topk_ratio=0.1), dtype_bytes=2)
+        >>> need.important, need.deferred
+        (98304, 950272)
     """
     found = _engine_memory(tuple(shapes), laid_out(config), dtype_bytes)
     host = replace(found.host, config=config)

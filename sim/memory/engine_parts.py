@@ -1,4 +1,4 @@
-"""Parts of a memory need that are the engine's: of one device, and of a host for its devices."""
+"""Memory parts of the engine: of one device, and of a host for its devices."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _sharded_engine_parts(
 def _engine_state(
     own: EngineMemory, hardware: HardwareProfile, ring: float, size: int
 ) -> list[Part]:
-    """Return what the engine keeps on a device throughout."""
+    """Return the parts that the engine keeps on a device throughout."""
     temporaries = 0.0
     if not hardware.device.is_cpu:
         temporaries = 2.0 * own.block * size
@@ -126,7 +126,7 @@ def _engine_state(
 
 
 def _engine_step(own: EngineMemory, size: int, *, releases: bool) -> list[Part]:
-    """Return what the engine needs on a device at the step alone."""
+    """Return the parts that the engine needs on a device at the step alone."""
     return [
         Part("float32 gradients", "device", own.float_gradients, "of whole tensors"),
         Part("update's temporaries", "device", own.bank_temporaries, "of one bank of columns"),
@@ -147,7 +147,7 @@ def engine_host_parts(own: EngineMemory, count: int) -> list[Part]:
 
 
 def _share_that_waits(workload: Workload, hardware: HardwareProfile, num_bytes: float) -> float:
-    """Return which share of the gradients still waits when backward has ended, on a CPU."""
+    """Return the share of the gradients that still waits when backward has ended, on a CPU."""
     seconds = num_bytes / Rates.of(hardware).d2h
     if not seconds:
         return 0.0

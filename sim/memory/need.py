@@ -1,4 +1,4 @@
-"""Memory: what a strategy needs on device, host and drives, part by part, and whether it fits.
+"""Memory: a strategy's need on device, host and drives, part by part, and whether it fits.
 
 The engine's own parts are those of its `MemoryPlan`, to the byte (`sim.memory.engine`). Other
 systems' stand in their schedules' files, by papers and measurements. Activations are
@@ -44,13 +44,13 @@ _RESERVE, _FRAMEWORK, _COLLECTIVES = "allocator's reserve", "framework", "collec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortfall:
-    """A place that is too small."""
+    """A place whose memory is too small, and what would help. See `memory_of`."""
 
     place: Place
     needed: float
     """Bytes that are needed: of one device, or of the host or its drives for all devices."""
     available: float
-    """Bytes that there are."""
+    """Bytes of memory in that place."""
     remedies: tuple[str, ...]
     """Changes that would make it fit, or help."""
 
@@ -80,15 +80,18 @@ class Shortfall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeed:
-    """Bytes by place and part: of one device when it is fullest, of one host for its devices."""
+    """Bytes by place and part: of one device when it is fullest, of one host for its devices.
+
+    See `memory_of`.
+    """
 
     workload: Workload
     strategy: Strategy
     num_devices: int
     """Number of devices that share the work, on all hosts."""
     queue_depth: int = 1
-    """Largest number of a column's gradients, q, that wait on the host, as many as it has room
-    for; 1 where the strategy has no queue."""
+    """Largest number of a column's gradients, q, that wait on the host: as many as the host has
+    room for; 1 where the strategy has no queue."""
     parts: tuple[Part, ...]
     """Bytes by place and purpose."""
     moment: str
@@ -130,7 +133,7 @@ class MemoryNeed:
 
     @property
     def nvme_bytes(self) -> float:
-        """Bytes on the drives."""
+        """Bytes of the drives that are needed."""
         return self.bytes_at("nvme")
 
     def short_of(
@@ -159,13 +162,13 @@ class MemoryNeed:
         return {place: (need, room) for place, (need, room) in needs.items() if need > room}
 
     def chance(self, hardware: HardwareProfile) -> float | None:
-        """Return how likely it fits a device, as published cases say; None for a CPU."""
+        """Return the chance that a device fits it, by published cases; None for a CPU."""
         if hardware.device.is_cpu:
             return None
         return chance_to_fit(self.device_bytes, hardware.device.memory.value)
 
     def fits(self, hardware: HardwareProfile) -> list[Shortfall]:
-        """Return what is too small on a machine, and what to change; nothing if it fits."""
+        """Return each place that is too small on a machine, with remedies."""
         return [
             Shortfall(
                 place=place,
@@ -177,7 +180,7 @@ class MemoryNeed:
         ]
 
     def _remedies(self, place: Place, needed: float, hardware: HardwareProfile) -> Iterable[str]:
-        """Yield what saves memory in a place, with how much, and how much memory would do."""
+        """Yield each change that saves memory in a place, and how much would do."""
         if place == "device" or hardware.device.is_cpu:
             most = 0.0
             for text, workload in _smaller(self.workload):
@@ -210,7 +213,7 @@ class MemoryNeed:
         yield whole.format(gib(needed))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return totals, the figures per parameter, and every part."""
+        """Return totals, bytes per parameter, and every part."""
         return {
             "strategy": self.strategy.name,
             "num_devices": self.num_devices,
@@ -228,7 +231,7 @@ class MemoryNeed:
 
 
 def _smaller(workload: Workload) -> Iterable[tuple[str, Workload]]:
-    """Yield what computes the same step in less device memory, in words and as a workload."""
+    """Yield ways to compute the step in less device memory, in words and as a workload."""
     smaller, text = workload, ""
     if not workload.recomputes_all:
         smaller, text = replace(workload, checkpointing=True), "activation checkpointing"
@@ -242,16 +245,28 @@ def _smaller(workload: Workload) -> Iterable[tuple[str, Workload]]:
 def memory_of(
     workload: Workload, strategy: Strategy | str, hardware: HardwareProfile
 ) -> MemoryNeed:
-    """Return what a strategy needs for a workload on a machine.
+    """Return the memory that a strategy needs for a workload on a machine.
 
     Args:
         workload: Model and batch of each device.
-        strategy: Or its name.
+        strategy: A `Strategy`, or its name.
         hardware: How many devices share the work, how much the host holds, and whether its link
             keeps up with backward.
 
     Raises:
         ConfigError: The strategy is unknown, or the device has no peak for the workload's dtype.
+
+    Examples:
+        A 7B model's AdamW states don't fit a device of 80 GB; on the host they do.
+
+        >>> from sim.hardware.catalog import find_machine
+        >>> from sim.models.table import find_model
+        >>> machine = find_machine("dgx-a100-80", 1)
+        >>> workload = Workload.of_config(*find_model("llama-2-7b"), checkpointing=True)
+        >>> for name in ("on_device", "zenflow"):
+        ...     print(name, not memory_of(workload, name, machine).fits(machine))
+        on_device False
+        zenflow True
     """
     if isinstance(strategy, str):
         strategy = Strategy.of(strategy)

@@ -1,7 +1,7 @@
 """Parts of a memory need, and the moment of a step at which a device holds most.
 
-Also what systems that are not the engine have in common: each system's own parts are in its
-schedule's file. Each device of several updates an equal part of the model, so that all hosts
+Also the parts that systems other than the engine have in common: each system's own parts are in
+its schedule's file. Each device of several updates an equal part of the model, so that all hosts
 together hold it once; weights are whole on every device, but where a system shards them.
 """
 
@@ -42,7 +42,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceParts:
-    """What one device holds, activations aside."""
+    """Memory of one device, activations aside, by the part of a step that needs it."""
 
     always: Sequence[Part]
     """Parts that it holds throughout a step."""
@@ -197,7 +197,7 @@ def fullest(workload: Workload, device: DeviceParts) -> tuple[str, list[Part]]:
 
 
 def _passes(workload: Workload, device: DeviceParts) -> dict[str, list[Part]]:
-    """Return what passes hold beside `DeviceParts.passes`, at their fullest moments."""
+    """Return the parts of the passes beside `DeviceParts.passes`, at their fullest moments."""
     counts = Activations(workload)
     whole, layer = _kept(workload, device.layer_activations)
     buffers = Part(
@@ -252,7 +252,7 @@ def _kept(workload: Workload, change: float) -> tuple[float, float]:
 
 
 def rounded(num_bytes: float) -> int:
-    """Return what torch's pinned allocator takes for so many bytes: the next power of two.
+    """Return the bytes that torch's pinned allocator takes: the next power of two.
 
     >>> [rounded(n) for n in (0, 1, 4096, 4097)]
     [0, 1, 4096, 8192]

@@ -1,4 +1,4 @@
-"""Activations: what forward leaves for backward, and what backward and the loss hold beside it.
+"""Activations: bytes that forward leaves for backward, and those that backward and the loss add.
 
 Bytes of one micro-batch on one device.
 """
@@ -22,10 +22,20 @@ _RESIDENT_LAYERS = 2
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """Bytes of a workload's activations."""
+    """Bytes of a workload's activations.
+
+    Examples:
+        >>> from sim.models.table import find_model
+        >>> from sim.models.workload import Workload
+        >>> for checkpointing in (False, True):
+        ...     workload = Workload.of_config(*find_model("gpt2"), checkpointing=checkpointing)
+        ...     print(round(sum(workload.activations.kept_bytes()) / 2**20), "MiB")
+        506 MiB
+        218 MiB
+    """
 
     workload: Workload
-    """Model and batch."""
+    """Model and batch whose activations are counted."""
 
     def kept_bytes(self) -> list[float]:
         """Return the bytes that each layer keeps from forward to backward, in order.
@@ -122,7 +132,7 @@ class Activations:
         return [size if index in away else 0.0 for index, size in enumerate(kept)]
 
     def _norm_bytes(self, is_gated: bool) -> float:
-        """Return what a norm keeps for each token and unit of its width, its output aside.
+        """Return the bytes a norm keeps for each token and unit of width, its output aside.
 
         A layer norm keeps its input. The gated families' RMS norm computes in float32 on a copy of
         its input, and keeps what it multiplies by its weights in the model's dtype. Fused ones
@@ -134,7 +144,7 @@ class Activations:
 
     @property
     def _kept_logit(self) -> float:
-        """Bytes of a logit that wait for the loss's backward."""
+        """Bytes of a logit that are kept for the loss's backward."""
         size = float(self.workload.dtype_bytes)
         return {"float32": 4.0, "logits": size, "sum": size}.get(self._loss, 0.0)
 
@@ -149,10 +159,10 @@ class Activations:
         return self._loss == "chunks"
 
     def kept_at_the_end(self) -> float:
-        """Return what the last layer that backward comes to keeps, at its largest.
+        """Return the bytes that the last layer to go through backward keeps, at its largest.
 
-        Of layers that are recomputed that is their input: `recomputed_bytes` are beside it, and
-        more together than what another layer keeps.
+        A recomputed layer keeps its input. `recomputed_bytes` come on top, and both are together
+        more than another layer keeps.
         """
         work, kept = self.workload, self.kept_bytes()[:-1]
         again = work.recomputed()[:-1]
@@ -165,13 +175,16 @@ class Activations:
         return max(kept, default=0.0)
 
     def loss_bytes(self) -> float:
-        """Return what the loss holds beside what it keeps, at its largest.
+        """Return the largest bytes that the loss holds beside those it keeps.
 
-        Its backward makes their gradient and then the logits' gradient, both in float32; a sum's
-        and a compiled one the logits' gradient alone, in the model's type. One in chunks holds a
-        chunk's logits and the gradient of the output layer's input. A chunk has about as many
-        elements as that input, and its tokens are a power of two (Liger-Kernel,
-        ops/fused_linear_cross_entropy.py). A loss in parts holds these of one part at a time.
+        - Backward of cross entropy makes the gradient of the log-probabilities and then that of
+          the logits, both in float32.
+        - Backward of a sum or of a compiled loss makes the logits' gradient alone, in the model's
+          type.
+        - A loss in chunks holds a chunk's logits and the gradient of the output layer's input. A
+          chunk has about as many elements as that input, and its tokens are a power of two
+          (Liger-Kernel, ops/fused_linear_cross_entropy.py).
+        - A loss in parts holds the tensors of one part at a time.
         """
         work = self.workload
         logits, size = float(work.tokens * work.vocabulary), work.dtype_bytes
@@ -188,7 +201,7 @@ class Activations:
         return float(size * (chunk * work.vocabulary + work.tokens * work.hidden))
 
     def recomputed_bytes(self) -> float:
-        """Return what one layer's recomputation holds at a time, beside what the layer keeps.
+        """Return the bytes of one layer's recomputation, beside what the layer keeps.
 
         0 where none is recomputed.
         """
@@ -213,9 +226,9 @@ class Activations:
         return work.dtype_bytes * there
 
     def gradient_bytes(self) -> float:
-        """Return what backward holds beside what was kept: activations' gradients in one layer.
+        """Return the bytes of activations' gradients in the largest layer's backward.
 
-        Those of the feed-forward's factors and of the residual stream.
+        Counted are those of the feed-forward's factors and of the residual stream.
         """
         work = self.workload
         each = [

@@ -17,7 +17,7 @@ from sim.models.fields import Config, check, first_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One tensor."""
+    """One weight or bias tensor."""
 
     name: str
     shape: tuple[int, ...]
@@ -41,7 +41,7 @@ class Layer:
 
     @property
     def numel(self) -> int:
-        """Number of elements of all its tensors."""
+        """Number of elements of all tensors."""
         return sum(parameter.numel for parameter in self.parameters)
 
     @property
@@ -68,13 +68,18 @@ def layers_of(config: Config) -> list[Layer]:
 
     Raises:
         ConfigError: The family is not known, or a field that is read is missing or can't be.
+
+    Examples:
+        >>> from sim.models.table import find_model
+        >>> [layer.name for layer in layers_of(find_model("gpt2")[1])][:2]
+        ['embedding', 'h.0']
     """
     check(config, FAMILIES)
     return FAMILIES[config["model_type"]](config)
 
 
 def num_params(config: Config) -> int:
-    """Return how many parameters the model has, tied ones counted once."""
+    """Return the number of parameters of the model, tied ones counted once."""
     return sum(layer.numel for layer in layers_of(config))
 
 
@@ -294,4 +299,4 @@ FAMILIES: Mapping[str, Callable[[Config], list[Layer]]] = {
     "opt": _opt,
     "bert": _bert,
 }
-"""How each `model_type` of a config.json is laid out."""
+"""Layers of each `model_type` of a config.json, as a function of the file."""

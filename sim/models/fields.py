@@ -1,6 +1,6 @@
-"""Fields of a config.json: what each family's shapes are read from, and what a value must be.
+"""Fields of a config.json that each family's shapes need, and the rules of their values.
 
-A file may come from anywhere, so each field that is read is checked, and all violations are told
+A file may come from anywhere, so each field that is read is checked, and all violations are listed
 at once. Fields that nothing here reads may hold anything.
 """
 
@@ -20,16 +20,16 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields:
-    """What a family reads."""
+    """Fields that a family reads."""
 
     required: tuple[tuple[str, ...], ...]
     """Fields that have to be there, each with the names that it may have."""
     optional: tuple[str, ...] = ()
     """Fields with a default, for which null stands as well."""
     switches: tuple[str, ...] = ()
-    """Fields that are true or false."""
+    """Boolean fields, which are true or false."""
     shares: tuple[str, ...] = ()
-    """Fields that are a probability."""
+    """Probability fields, from 0 to 1."""
 
 
 _WIDTH, _LENGTH, _LAYERS, _FEW = 1 << 20, 1 << 24, 2000, 1 << 16
@@ -185,7 +185,7 @@ def _violations(config: Config, fields: Fields) -> Iterator[str]:
 
 
 def _relations(sound: Mapping[str, int], *, has_own_width: bool) -> Iterator[str]:
-    """Yield what is wrong between counts that are right each by itself."""
+    """Yield violations between counts of which each by itself is right."""
     width, heads = (
         next((name for name in names if name in sound), None)
         for names in (("hidden_size", "n_embd"), ("num_attention_heads", "n_head"))
@@ -205,7 +205,7 @@ def _relations(sound: Mapping[str, int], *, has_own_width: bool) -> Iterator[str
 
 
 def stored_as(config: Config) -> str | None:
-    """Return what method a file's weights are quantised by; None where they are not."""
+    """Return the method by which a file's weights are quantised; None where they are not."""
     quantised = config.get("quantization_config")
     return None if not quantised else str(quantised.get("quant_method", "a method of its own"))
 

@@ -1,4 +1,4 @@
-"""Elementwise kernels of a layer: what they read, write and keep, and how many are launched."""
+"""Elementwise kernels of a layer: tensors that they read, write and keep, and their launches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """What a gated layer's elementwise kernels read and write in forward, by count of tensors.
+    """Elementwise kernels of a gated layer in forward, by count of tensors read and written.
 
     A unit is one tensor of the model's type, read or written once.
     """
@@ -36,8 +36,8 @@ class Kernels:
     """Units of the feed-forward's inner width that gradients take in backward beside what waits
     for it."""
     loss: Literal["float32", "logits", "chunks"]
-    """What the loss keeps of the logits: their float32 log-probabilities, themselves, or nothing
-    but a chunk at a time."""
+    """Logits that the loss keeps: their float32 log-probabilities, the logits themselves, or no
+    more than a chunk at a time."""
 
 
 PLAIN_LAUNCHES = 18

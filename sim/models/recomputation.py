@@ -23,16 +23,16 @@ Recomputation = float | str
 """A share of the layers, True being all and False none, or `BY_OPERATION`."""
 
 _ROUNDING = 1e-9
-"""What a number of layers may lack of a whole one, as 49 times 1/49 does."""
+"""Rounding error of a number of layers, as of 49 times 1/49."""
 
 
 def violations(
     asked: Recomputation, layers: Sequence[Layer], attention: str, *, is_traced: bool
 ) -> Iterator[str]:
-    """Yield what is wrong with a workload's recomputation.
+    """Yield the rules that a workload's recomputation breaks.
 
     Args:
-        asked: What backward is to compute again.
+        asked: Work that backward is to compute again.
         layers: Layers of the model.
         attention: Kernels of attention.
         is_traced: Whether times come from a trace.

@@ -19,7 +19,12 @@ from zenflow.errors import ConfigError
 
 
 def model_names() -> list[str]:
-    """Return the names of all models that need no file."""
+    """Return the names of all models that need no file.
+
+    Examples:
+        >>> "llama-2-7b" in model_names()
+        True
+    """
     return list(_named())
 
 
@@ -33,6 +38,11 @@ def find_model(name_or_path: str | os.PathLike[str]) -> tuple[str, dict[str, Any
 
     Raises:
         ConfigError: There is no such model or file, or the file is not a model's configuration.
+
+    Examples:
+        >>> name, config = find_model("Qwen/Qwen2.5-0.5B")
+        >>> name, config["hidden_size"]
+        ('qwen2.5-0.5b', 896)
     """
     if isinstance(name_or_path, str):
         found = _known().get(fold(name_or_path))
@@ -51,7 +61,7 @@ def find_model(name_or_path: str | os.PathLike[str]) -> tuple[str, dict[str, Any
 
 
 def hub_name(name_or_path: str) -> str:
-    """Return what the Hugging Face hub calls a named model; anything else as it is.
+    """Return a named model's id on the Hugging Face hub; any other name unchanged.
 
     >>> hub_name("llama_3.1_8b_instruct"), hub_name("llama-3.1-8b"), hub_name("./mine")
     ('meta-llama/Llama-3.1-8B-Instruct', 'meta-llama/Llama-3.1-8B', './mine')

@@ -19,7 +19,8 @@ _SCORE_PASSES = 10.0
 """Number of times that eager attention's forward reads or writes a score: product, scale and
 mask, softmax in float32 (twice as wide), its cast, the product with values. Estimated."""
 _COMPILED_SCORE_PASSES = 4.0
-"""The same where one compiled kernel is between the two products. Counted."""
+"""Number of times that a score is read or written where one compiled kernel is between the two
+products. Counted."""
 _SCORE_KERNELS, _SCORE_CASTS = 5, 2
 """Kernels of eager attention's forward beside the one of fused attention, counted in transformers'
 own modules. Gated families take the softmax in float32, which casts where they have 16 bits."""
@@ -42,7 +43,7 @@ class LayerWork:
     tensor_bytes: float = math.inf
     """Bytes of one tensor of the residual stream's width."""
     num_kernels: int
-    """Number of kernels."""
+    """Number of kernels of forward, products included."""
     attention_tokens: float = math.inf
     """Tokens of a causal sequence that fused attention goes over; infinite by other kernels."""
     is_native: bool = False
@@ -53,13 +54,24 @@ class LayerWork:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Work of a workload's layers."""
+    """Forward and recomputation of a workload's layers, in FLOP, bytes and kernels.
+
+    Examples:
+        Forward takes two FLOP for each weight and token, and those of attention.
+
+        >>> from sim.models.table import find_model
+        >>> from sim.models.workload import Workload
+        >>> workload = Workload.of_config(*find_model("llama-2-7b"))
+        >>> flop = sum(layer.matmul_flop for layer in Work(workload).all())
+        >>> round(flop / workload.tokens / workload.num_params, 2)
+        1.96
+    """
 
     workload: Workload
-    """Model and batch."""
+    """Model and batch whose work is counted."""
 
     def all(self) -> list[LayerWork]:
-        """Return the forward of each, in order."""
+        """Return the forward of each layer, in order."""
         layers = self.workload.layers
         last = len(layers) - 1
         known: dict[tuple[int, bool, bool], LayerWork] = {}
@@ -72,7 +84,7 @@ class Work:
         return found
 
     def again(self) -> list[LayerWork | None]:
-        """Return what backward computes again of each; None where that is nothing."""
+        """Return the work that backward computes again of each layer; None for nothing."""
         known: dict[int, LayerWork] = {}
         found: list[LayerWork | None] = []
         for layer, work, redone in zip(
@@ -84,7 +96,7 @@ class Work:
         return found
 
     def _part(self, layer: Layer, work: LayerWork) -> LayerWork:
-        """Return what is computed again by operation: elementwise work, and some products."""
+        """Return the work computed again by operation: elementwise work, and some products."""
         passes, kernels = self._elementwise(layer)
         products = self._products([(p, p.active) for p in products_again(layer)])
         return replace(

@@ -1,4 +1,4 @@
-"""Workload: what one optimizer step computes and holds, from a model's config.json.
+"""Workload: the FLOP and bytes of one optimizer step, from a model's config.json.
 
 FLOP are counted as multiply and add, 2 for each; backward is twice forward, and one forward more
 where activations are recomputed (Kaplan et al. 2020, section 2.1; Korthikanti et al. 2022).
@@ -35,6 +35,12 @@ class Workload:
 
     Raises:
         ConfigError: A number breaks its rule.
+
+    Examples:
+        >>> from sim.models.table import find_model
+        >>> workload = Workload.of_config(*find_model("llama-2-7b"), batch_size=8, sequence=2048)
+        >>> workload.num_params, workload.tokens_per_step
+        (6738415616, 16384)
     """
 
     name: str
@@ -49,7 +55,7 @@ class Workload:
     dtype: str = "bfloat16"
     """Type of parameters, gradients and activations."""
     checkpointing: Recomputation = False
-    """What backward computes again (`sim.models.recomputation`): a share of the layers, evenly
+    """Recomputation in backward (`sim.models.recomputation`): a share of the layers, evenly
     spread, or of every layer what is cheap (`BY_OPERATION`)."""
     attention: str = "fused"
     """Kernels of attention, one of `ATTENTIONS`.
@@ -65,7 +71,7 @@ class Workload:
     kernels: str = "eager"
     """Kernels of elementwise work: a key of `KERNELS`."""
     loss: str = "tokens"
-    """What follows the last layer, one of `LOSSES`.
+    """Loss behind the last layer, one of `LOSSES`.
 
     Cross entropy of each token's logits by `kernels`, of all of them or of one part after another;
     by PyTorch's own in float32, where layers alone are compiled; their sum, as benchmarks take it;
@@ -79,7 +85,7 @@ class Workload:
     stored_as: str | None = None
     """Method by which the model's file has its weights quantised; None where it has not."""
     traced: TracedStep | None = None
-    """A step of it as it was traced, which times are taken from; None is shapes alone."""
+    """Traced step of the workload, which times are taken from; None is shapes alone."""
 
     def __post_init__(self) -> None:
         """Check every number."""
@@ -160,7 +166,7 @@ class Workload:
 
     @property
     def model_bytes(self) -> int:
-        """Bytes of its weights."""
+        """Bytes of all weights."""
         return self.num_params * self.dtype_bytes
 
     @property

@@ -24,7 +24,7 @@ _FASTER = 1.03
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What to use."""
+    """The recommended setting, its alternatives, and the search that found them."""
 
     recommended: Option | None = None
     """Option that is likely to fit, and leaves the reserve; None if there is none."""
@@ -44,7 +44,7 @@ class Choice:
 class Chooser:
     """Searches for one workload, on any number of the machine's devices and with fewer tokens.
 
-    It remembers each search.
+    Each search is made once. See `sim.planning.plan.plan`.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Chooser:
         return max(bounds, default=0.0)
 
     def choose(self) -> Choice:
-        """Return what to use.
+        """Return the setting to use.
 
         Fewer sequences to a step are tried only where nothing fits with those asked for, and
         shorter ones only where nothing may fit otherwise.

@@ -1,4 +1,4 @@
-"""Estimates: what a step takes, to a few per cent and without simulating it.
+"""Estimates: the seconds of a step, to a few per cent and without simulating it.
 
 A step is about as long as the work of its busiest lane; where the device waits for its own update,
 as all that follows in turn. It can't be shorter. A search that goes by estimates has to simulate
@@ -19,7 +19,7 @@ from zenflow.config import ZenFlowConfig
 
 
 def estimated_seconds(costs: StepCosts, strategy: Strategy, own: EngineMemory) -> float:
-    """Return about what a steady-state step of the engine takes, selections aside.
+    """Return an estimate of a steady step of the engine, seconds, selections aside.
 
     Args:
         costs: Of one step of the model on the machine.
@@ -78,7 +78,7 @@ def _device_seconds(
 
 
 def _collective_seconds(costs: StepCosts, strategy: Strategy, uploaded: float) -> float:
-    """Return what collectives of a step take by their bytes alone.
+    """Return the seconds of a step's collectives by their bytes alone.
 
     Args:
         costs: Of one step of the model on the machine.

@@ -104,7 +104,7 @@ def strategies(
 
 
 def changes_of(work: Workload, asked: Workload) -> tuple[str, ...]:
-    """Return how a step is cut and recomputed otherwise than asked, in words."""
+    """Return the differences of a step from the one asked for, in words."""
     changes = []
     if work.checkpointing != asked.checkpointing:
         changes.append("checkpointing" if work.checkpointing else "no checkpointing")

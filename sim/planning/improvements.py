@@ -1,7 +1,7 @@
-"""Improvements: what another part in a machine would bring, by predicting again with it.
+"""Improvements: the gain from another part in a machine, by predicting again with it.
 
-Where something fits, other parts are tried with the recommended setting, and more memory with
-the setting that is then best. Where nothing fits, more of the host's memory comes before another
+Where something fits, other parts are tried with the recommended setting, and more memory with the
+setting that is then best. Where nothing fits, more of the host's memory comes before another
 device.
 """
 
@@ -35,7 +35,7 @@ _WORTH_MEMORY = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Improvement:
-    """What a change of the machine would bring."""
+    """A change of the machine, and the step that it would bring."""
 
     change: str
     """Change of the machine in words."""
@@ -50,8 +50,8 @@ class Improvement:
     host_memory: float | None = None
     """Bytes of the host's memory with the change; None unless it is all that changes."""
     saved_share: float | None
-    """Share of the recommended setting's time for a token that it saves; None where nothing fits
-    without it."""
+    """Share of the recommended setting's time for a token that the change saves; None where
+    nothing fits without it."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -60,7 +60,7 @@ class Improvement:
 
     @property
     def helps(self) -> bool:
-        """Whether it saves anything worth naming, or makes something fit at all."""
+        """Whether the change saves anything worth naming, or makes something fit at all."""
         return self.saved_share is None or self.saved_share >= _GAIN
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def _improvement(change: str, option: Option, now: Option | None) -> Improvement
 
 
 def faster_parts(now: Option, search: Search) -> list[Improvement]:
-    """Return what faster parts and more memory would save, the most helpful first.
+    """Return the savings by faster parts and more memory, the most helpful first.
 
     Args:
         now: The recommended option.

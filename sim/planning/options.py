@@ -25,7 +25,7 @@ _RESERVED = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One strategy on a machine."""
+    """One strategy on a machine, with its memory and its predicted step. See `Planner`."""
 
     strategy: Strategy
     changes: tuple[str, ...] = ()
@@ -33,22 +33,22 @@ class Option:
     need: MemoryNeed
     """Memory that it needs, with the workload and the number of devices that it is for."""
     shortfalls: tuple[Shortfall, ...]
-    """Places that are too small; empty if it may fit."""
+    """Places whose memory is too small; empty if the option may fit."""
     is_tight: bool = False
     """Whether it leaves less memory than the reserve, or is not likely enough to fit."""
     chance: float | None = None
-    """Chance to fit a device; None for a CPU, which has no memory of its own."""
+    """Chance that a device fits it; None for a CPU, which has no memory of its own."""
     prediction: Prediction | None
     """Prediction of a step; None where it can't fit."""
 
     @property
     def fits(self) -> bool:
-        """Whether it is likely to fit, and the reserve besides."""
+        """Whether the option is likely to fit, and the reserve besides."""
         return not self.shortfalls and not self.is_tight
 
     @property
     def may_fit(self) -> bool:
-        """Whether there is memory by prediction, but too little to be sure of it."""
+        """Whether the prediction fits, but with too little memory to be sure."""
         return not self.shortfalls and self.is_tight
 
     @property
@@ -124,12 +124,21 @@ def default_reserve(hardware: HardwareProfile) -> float:
 
 
 class Planner:
-    """Looks at strategies on one machine, and remembers what it has predicted.
+    """Checks and simulates strategies on one machine, and remembers its predictions.
 
     Attributes:
         hardware: The machine.
         reserve: Bytes that have to stay free on the device and on the host.
         chance: Least chance to fit the device.
+
+    Examples:
+        >>> from sim.hardware.catalog import find_machine
+        >>> from sim.models.table import find_model
+        >>> workload = Workload.of_config(*find_model("gpt2"))
+        >>> planner = Planner(find_machine("hgx-h100", 1))
+        >>> option = planner.option(workload, Strategy.of("on_device"))
+        >>> option.fits, option.rule
+        (True, 'AdamW exactly')
     """
 
     def __init__(
@@ -162,7 +171,7 @@ class Planner:
         return self.option(workload, strategy)
 
     def option(self, workload: Workload, strategy: Strategy) -> Option:
-        """Return a strategy for a workload as it is; it is predicted if it may fit."""
+        """Return a strategy for a workload without changes, predicted if it may fit."""
         return self.option_of(memory_of(workload, strategy, self.hardware))
 
     def option_of(self, need: MemoryNeed, hardware: HardwareProfile | None = None) -> Option:
@@ -211,7 +220,7 @@ class Planner:
 
 
 def _key(workload: Workload) -> tuple[Any, ...]:
-    """Return what tells workloads of one plan apart; comparing all their layers takes long."""
+    """Return a key that tells workloads of one plan apart; comparing all layers takes long."""
     work = workload
     size = (work.batch_size, work.sequence, work.accumulation, work.checkpointing)
     return (*size, work.name, work.num_params, work.dtype)

@@ -1,7 +1,7 @@
-"""Plan: which setting to use on a machine, how fast it would be, and what would help.
+"""Plan: the setting to use on a machine, how fast it would be, and what would help.
 
-Only what this package's engine runs is recommended; other systems stand beside it. Nothing is run:
-times are `sim.simulate`'s, memory is `sim.memory.need`'s.
+Recommended are settings of this package's engine alone; other systems stand beside them. Nothing
+is run: times are `sim.simulate`'s, memory is `sim.memory.need`'s.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from sim.planning.rules import EXACT
 from sim.simulate import STRATEGIES, SYSTEMS, Strategy
 
 DRAWS = 100
-"""Number of draws of the machine's uncertain figures for an interval."""
+"""Number of draws of the machine's quantities for an interval."""
 _NAMED = ("recommended", "likeliest", "exact", "tight")
 """Options of a plan that have a name of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a machine can do for a workload."""
+    """Recommendation for a workload on a machine, alternatives, upgrades. See `plan`."""
 
     workload: Workload
     """Model and tokens of a step, as asked for."""
     hardware: HardwareProfile
     """Machine with all its devices."""
     parallel: str
-    """How devices share the model, one of `sim.timing.division.PARALLELS`."""
+    """Way in which devices share the model, one of `sim.timing.division.PARALLELS`."""
     reserve: float
     """Bytes that stay free on each device and on the host."""
     options: tuple[Option, ...]
@@ -127,7 +127,7 @@ def plan(
     reshards: bool = True,
     options: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Return what a machine can do for a workload.
+    """Return the setting to use for a workload on a machine, and the alternatives.
 
     Args:
         workload: Model, and tokens of a step on each device; how these are cut into micro-batches
@@ -136,13 +136,21 @@ def plan(
         strategies: Names of presets and of other systems to look at.
         checkpointing: What backward recomputes; None tries all and nothing.
         reserve: Bytes to leave free on each device and on the host; None is the default.
-        draws: Number of draws of uncertain figures for the interval; 0 makes none.
+        draws: Number of draws of uncertain quantities for the interval; 0 makes none.
         parallel: How devices share the model, one of `sim.timing.division.PARALLELS`.
         reshards: Whether sharded weights are dropped behind forward.
         options: Options of other systems, of which each takes those that it has.
 
     Raises:
         ConfigError: A strategy is unknown, or the device has no peak for the workload's dtype.
+
+    Examples:
+        >>> from sim.hardware.catalog import find_machine
+        >>> from sim.models.table import find_model
+        >>> workload = Workload.of_config(*find_model("gpt2"), batch_size=2, sequence=128)
+        >>> found = plan(workload, find_machine("hgx-h100", 1), strategies=("on_device",), draws=0)
+        >>> found.shown.label
+        'on_device'
     """
     asked = [
         Strategy.of(name, **SYSTEMS[name].those_of(options or {}))
@@ -176,10 +184,10 @@ def plan(
 
 
 class _Beside:
-    """What stands in a plan beside the choice."""
+    """Parts of a plan beside the choice: other strategies, upgrades, the largest model."""
 
     def __init__(self, chooser: Chooser, choice: Choice) -> None:
-        """Take who chose, and what."""
+        """Take the chooser and its choice."""
         self._chooser = chooser
         self._choice = choice
 

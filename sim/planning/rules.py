@@ -1,4 +1,4 @@
-"""Rules: what each strategy makes of a gradient, and how far that is from AdamW."""
+"""Rules: the update that each strategy makes of a gradient, and its distance from AdamW."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ WORTH = 1.1
 
 @dataclass(frozen=True, slots=True)
 class PresetRule:
-    """What a preset of the engine makes of a gradient."""
+    """Update rule of a preset of the engine, and its distance from AdamW."""
 
     words: str
     """Update rule in words; it decides accuracy, of which predictions say nothing."""
     distance: int
     """Distance of the rule from AdamW, from records of losses under `evidence/results`."""
     is_baseline: bool = False
-    """Whether it is there to compare with: recommended only where no other fits."""
+    """Whether the preset is there to compare with: recommended only where no other fits."""
 
 
 PRESET_RULES: Mapping[str, PresetRule] = {
@@ -58,7 +58,7 @@ def rule_of(strategy: Strategy) -> str:
 
 
 def distance(strategy: Strategy) -> int:
-    """Return how far a preset's rule is from AdamW: 0 is AdamW itself.
+    """Return the distance of a preset's rule from AdamW: 0 is AdamW itself.
 
     Longer windows are farther; so are no columns on the device at all.
     """

@@ -32,7 +32,10 @@ _MOST = 8
 
 
 class Search:
-    """The engine's settings for the tokens of one step, on one machine."""
+    """The engine's settings for the tokens of one step, on one machine.
+
+    See `sim.planning.plan.plan`.
+    """
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""Event simulation of a recorded schedule on many machines, in C."""
+"""Simulation of a recorded schedule on many machines at once, in C."""

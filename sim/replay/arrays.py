@@ -1,4 +1,4 @@
-"""Arrays: the steps of a tape, and a choice of them one after another as the C code reads it."""
+"""Arrays: the steps of a recording, in the order in which the C code runs them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ RATES = ("d2h", "h2d", "duplex", "dram", "sharing", "host_sharing", "host", "ste
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of different lengths in an array, one behind another."""
+    """Rows of different lengths in one flat array (a ragged array, or CSR's row pointers)."""
 
     begins: Places
-    """Where each row begins, and where the last one ends, (R + 1,)."""
+    """Index at which each row begins, and the last one ends, (R + 1,)."""
 
     @classmethod
     def of(cls, counts: Sequence[int] | Places) -> Rows:
@@ -40,14 +40,14 @@ class Rows:
         return np.diff(self.begins)
 
     def picked(self, rows: Places) -> tuple[Places, Rows]:
-        """Return the places of all that some rows have, in their order, and the rows there."""
+        """Return the places of all elements of some rows, in order, and the rows there."""
         counts = self.counts[rows]
         found = Rows.of(counts)
         moved = found.spread(self.begins[rows] - found.begins[:-1])
         return np.arange(found.begins[-1]) + moved, found
 
     def spread(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return each row's value for everything in it."""
+        """Return each row's value for every element of the row."""
         return np.repeat(values, self.counts)
 
 
@@ -92,7 +92,7 @@ def _columns(rows: array[Any], names: Sequence[str]) -> dict[str, NDArray[Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What N machines did."""
+    """Results of N machines over T steps."""
 
     ends: Array
     """Seconds at which each of T steps ended, (N, T)."""
@@ -103,7 +103,7 @@ class Replayed:
 
 
 class TapeArrays:
-    """Steps in a row, ready to be replayed."""
+    """Steps in a row, ready to be simulated."""
 
     def __init__(self, recorded: StepArrays, order: Sequence[int], settling: int) -> None:
         """Put recorded steps in a row.

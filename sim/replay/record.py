@@ -20,34 +20,34 @@ from sim.timing.costs import StepCosts
 from zenflow.config import ZenFlowConfig
 
 _MOST_WINDOWS = 12
-"""Windows after which a schedule that does not repeat is given up."""
+"""Number of windows after which a schedule that does not repeat is given up."""
 _AWAITED = ("copied", "staging_free", "last_update", "earlier")
-"""What a segment's state has events of."""
+"""Fields of a segment's state that are lists of events."""
 _GAPS = "gaps"
-"""Term of a stall: all waits of backward in its step."""
+"""Term of a stall that stands for all waits of backward in its step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The steps of a schedule until they repeat, and some that follow a selection."""
+    """Steps of a schedule until they repeat, and some that follow a selection."""
 
     steps: StepArrays
-    """All of them."""
+    """Steps without a selection, then those that follow one."""
     num_steady: int
-    """Number of those without a selection, from the first on."""
+    """Number of steps without a selection, from the first on."""
     period: int
-    """Number of the last of these that come again and again."""
+    """Number of the last steady steps that come again and again."""
 
     @property
     def selecting(self) -> range:
-        """Places of steps that may follow the others, the first of which asks for a selection.
+        """Recorded steps from a selection until the schedule repeats again.
 
-        Those behind them are as if there had been none.
+        After the last of them, the ordinary steps continue.
         """
         return range(self.num_steady, self.steps.count)
 
     def place(self, step: int) -> int:
-        """Return the place of the step that is taken behind so many others without a selection."""
+        """Return the place of the step that follows so many others without a selection."""
         more = step - self.num_steady
         return step if more < 0 else self.num_steady - self.period + more % self.period
 
@@ -81,7 +81,7 @@ def record(costs: StepCosts, config: ZenFlowConfig, phase: int) -> Recorded:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Keep the collector of cycles still: hundreds of thousands of tuples would wake it often."""
+    """Stop the collector of cycles: hundreds of thousands of tuples would wake it often."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -115,7 +115,7 @@ def _recorded(costs: StepCosts, config: ZenFlowConfig, phase: int) -> Recorded:
 
 
 class _TapeWaits(Waits):
-    """Stalls that are gaps."""
+    """Records each stall as a gap on the tape: its length is known only at replay."""
 
     seconds: Any
 
@@ -130,10 +130,10 @@ class _TapeWaits(Waits):
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """All that the steps to come follow from.
+    """Everything that the following steps depend on.
 
-    Jobs are told by how many were submitted since, and steps from the last one on. So equal states
-    are followed by equal steps.
+    Jobs are counted back from the last one, and steps from the last step. So equal states are
+    followed by equal steps.
     """
 
     segments: list[list[list[int]]]
@@ -145,7 +145,7 @@ class _State:
 
 
 class TapedSchedule(EngineSchedule):
-    """The engine's schedule, on such a machine.
+    """The engine's schedule, on a machine that records instead of running.
 
     Attributes:
         selects_next: Whether the next step asks for a selection, whatever the configuration says.
@@ -157,7 +157,7 @@ class TapedSchedule(EngineSchedule):
     _ring: Ring
 
     def next_state(self) -> _State:
-        """Take a step, and return the state behind it."""
+        """Take a step, and return the state after it."""
         tape = self.machine.tape
         step = tape.number
         for event in self.take(step):
@@ -183,7 +183,7 @@ class TapedSchedule(EngineSchedule):
         )
 
     def go_back_to(self, state: _State) -> None:
-        """Let the next step be as the one behind a former state."""
+        """Restore a state, so that the next step is the one that followed it."""
         tape = self.machine.tape
         step, now = tape.number - 1, tape.num_jobs
         known: dict[int, Event] = {}  # an event that is waited for is over wherever it is awaited
@@ -210,7 +210,7 @@ class TapedSchedule(EngineSchedule):
 
 
 def _kept(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return attributes as they are now: lists change in place, and others don't."""
+    """Return a copy of attributes: lists change in place, and others don't."""
     return {name: list(v) if isinstance(v, list) else v for name, v in values.items()}
 
 

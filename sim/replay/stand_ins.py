@@ -1,4 +1,4 @@
-"""Stand-ins: a machine, costs and a clock with which a schedule can run without any time.
+"""Stand-ins: a machine, costs and a clock with which a schedule runs without taking any time.
 
 A moment and a number of seconds are sums whose terms get their values when a tape is replayed.
 """
@@ -53,7 +53,7 @@ class Sum:
 
 
 class _Rate:
-    """A rate of the machine, whose time of one unit has this place."""
+    """A rate of the machine; dividing by it records the place of one unit's time."""
 
     def __init__(self, place: int) -> None:
         self._place = place
@@ -63,7 +63,7 @@ class _Rate:
 
 
 @dataclass(frozen=True, slots=True)
-class _Figure:
+class _UnknownQuantity:
     """A quantity whose value is known when the tape is replayed."""
 
     value: Any
@@ -105,7 +105,7 @@ class TapeCosts(_Instead):
 
 
 class _TapeEnvironment:
-    """A clock that shows moments."""
+    """A clock whose moments are sums on the tape."""
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
@@ -164,18 +164,18 @@ class TapeMachine(Machine):
             setattr(self, name, _TapeLane(self.tape, number))
         self.fabric = self.nvme_read = self.nvme_write = None  # type: ignore[assignment]
         hardware = costs.hardware
-        figures = {name: _Figure(_other(costs, name)) for name in (*PER_UNIT, *TIMES)}
-        latency = {"latency": _Figure(_other(costs, "latency"))}
+        quantities = {name: _UnknownQuantity(_other(costs, name)) for name in (*PER_UNIT, *TIMES)}
+        latency = {"latency": _UnknownQuantity(_other(costs, "latency"))}
         self.hardware: Any = _Instead(
             hardware,
             {
-                "overheads": _Instead(hardware.overheads, figures),
+                "overheads": _Instead(hardware.overheads, quantities),
                 "link": _Instead(hardware.link, latency),
             },
         )
-        self.pack_rate = figures["pack_bandwidth"].value
-        self.unpack_rate = figures["unpack_bandwidth"].value
-        self.copy_seconds = figures["copy"].value + latency["latency"].value
+        self.pack_rate = quantities["pack_bandwidth"].value
+        self.unpack_rate = quantities["unpack_bandwidth"].value
+        self.copy_seconds = quantities["copy"].value + latency["latency"].value
 
     def compute(self, name: str, seconds: float, step: int, after: Iterable[Any] = ()) -> Any:
         """Queue work on the device; return the event of its end."""

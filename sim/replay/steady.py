@@ -1,4 +1,4 @@
-"""Steady states of one schedule on many machines, as `sim.simulate` finds them by SimPy."""
+"""Steady states of one schedule on many machines, equal to those of `sim.simulate`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class SteadyStates:
-    """A steady step of each of N machines: as the fields of `Prediction` of the same names."""
+    """A steady step of each of N machines: fields of `Prediction` with these names."""
 
     step_seconds: Array
     """Mean seconds of a step, (N,)."""
@@ -69,7 +69,7 @@ class Recording:
     """An engine's schedule, recorded until it repeats."""
 
     def __init__(self, structure: Structure) -> None:
-        """Record it.
+        """Record the schedule of a structure.
 
         Raises:
             CannotRecordError: It does what no tape can hold, or does not repeat.
@@ -123,7 +123,7 @@ class Recording:
         return SteadyStates(step + selection, stall + selection, selection, *moved)
 
     def _tapes_behind(self, settling: int) -> tuple[TapeArrays, TapeArrays]:
-        """Return what is measured behind so many steps: no selection, and one.
+        """Return the tapes after so many settling steps: without a selection, and with one.
 
         As in `sim.simulate` the selection is asked for in the step right behind those that settle,
         and its tape ends before another one would fall due.

@@ -1,9 +1,9 @@
-"""Tape: what a schedule submits and waits for, recorded without simulating it.
+"""Tape: jobs and waits of a schedule, recorded without simulating it.
 
-Which jobs the engine's schedule submits, behind what, and what it waits for follows from blocks,
-windows and memory. How fast the machine is decides only when it happens. So a schedule is
-recorded once, on a machine that takes no time, and replayed on as many as there are. Seconds are
-sums of times of the machine, such as a layer's forward: see `times_of`.
+Jobs, their order and waits follow from blocks, windows and memory. The machine's speed decides
+only when each happens. So a schedule is recorded once, on a machine that takes no time, and
+replayed on as many machines as there are. Seconds are sums of times of the machine, such as a
+layer's forward: see `times_of`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LANES = ("device", "d2h", "h2d", "host")
 
 
 class CannotRecordError(ZenFlowError):
-    """A schedule does what no tape can hold: it is to be simulated."""
+    """The schedule does something that no tape can hold: it must be simulated."""
 
 
 class Seconds(dict[int, float]):
@@ -54,12 +54,12 @@ class Event:
     sleep: Any = 0.0
     """Seconds of a sleep."""
     processed = False
-    """Whether it is over on every machine, as the schedule has waited for it."""
+    """Whether the event is over on every machine, as the schedule has waited for it."""
     callbacks: tuple[Any, ...] | None = ()
 
     def __init__(self, job: int) -> None:
         self.job = job
-        """Its number on the tape; -1 for a sleep."""
+        """Number of the job on the tape; -1 for a sleep."""
 
 
 PER_UNIT = (
@@ -73,7 +73,7 @@ OTHERS = (*PER_UNIT, *TIMES, "elementwise", "latency")
 
 
 def times_of(costs: StepCosts) -> list[float]:
-    """Return what a machine takes for one of everything, seconds.
+    """Return a machine's seconds for one unit of everything that a tape counts.
 
     Forward of each segment, backward of each, and `OTHERS`: of rates the seconds of one unit.
     """
@@ -82,7 +82,7 @@ def times_of(costs: StepCosts) -> list[float]:
     rates["unpack_bandwidth"] = rates["unpack_bandwidth"] or rates["pack_bandwidth"]
     rates["column_update"] = rates["column_update"] or rates["device_update"]
     others = {
-        **{name: 1.0 / figure.value for name, figure in rates.items()},
+        **{name: 1.0 / quantity.value for name, quantity in rates.items()},
         **{name: getattr(hardware.overheads, name).value for name in TIMES},
         "elementwise": 1.0 / costs.elementwise_bandwidth,
         "latency": hardware.link.latency.value,
@@ -95,7 +95,7 @@ def times_of(costs: StepCosts) -> list[float]:
 JOB = (
     "lane", "seconds", "num_bytes", "steps", "counted", "step", "deadline", "rank", "num_after",
 )  # fmt: skip
-"""Numbers of a job: of its seconds on the tape, and steps from the one that submits it on."""
+"""Numbers of a job. Its seconds are a number on the tape; steps count from the submitting one."""
 OPERATION = ("awaited", "sleep", "submitted")
 """Numbers of a wait of the schedule itself: for a job, by how many were submitted since, or 0; for
 seconds, by their number; and the number of the step's jobs that are submitted before."""
@@ -103,11 +103,12 @@ GAP = ("passed", "num_room")
 """Numbers of a wait of backward for room in the ring, from the end of a job on, which is counted
 from the step's first one."""
 STEP = ("num_jobs", "num_operations", "num_gaps", "stall_begin")
-"""Numbers of a step: of what it has, and its operation with which the device begins to wait."""
+"""Numbers of a step: of its jobs, operations and gaps, and of the operation at which the device
+begins to wait."""
 
 
 class Tape:
-    """What is recorded, with relative references: equal steps are equal.
+    """Recorded steps of a schedule, with relative references: equal steps are equal.
 
     Attributes:
         jobs: Rows of `JOB`.

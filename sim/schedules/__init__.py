@@ -1,1 +1,1 @@
-"""Schedules: who does what when, one strategy a file; each a generator that reads as it runs."""
+"""Schedules: the work of each lane in order, one strategy a file, each a readable generator."""

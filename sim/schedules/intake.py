@@ -1,4 +1,4 @@
-"""Intake: what the host does with each step's gradients, block by block, under either rule."""
+"""Intake: the host's work on each step's gradients, block by block, under either rule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOTHING = HostPass()
 
 
 class AbstractIntake(ABC):
-    """What waits on the host for its window's end.
+    """Gradients that wait on the host for their windows' ends, and the work they cause.
 
     Attributes:
         name: Name of the spans of work that is not a window's end.
@@ -43,7 +43,7 @@ class AbstractIntake(ABC):
 
     @abstractmethod
     def end(self, block: PlannedBlock, lag: int) -> HostPass:
-        """Return what ends a block's window, whose last gradient has been taken in."""
+        """Return the work that ends a block's window, whose last gradient has been taken in."""
 
     @abstractmethod
     def holds_staging(self, block: PlannedBlock, lag: int) -> bool:
@@ -119,7 +119,7 @@ class ExactIntake(AbstractIntake):
         self._waiting[block.index] = 0
 
     def holds_staging(self, block: PlannedBlock, lag: int) -> bool:
-        """Whether it does: always, since it reads the block's own staging."""
+        """Whether the end of a window holds staging: always, as it reads the block's own."""
         del block, lag
         return True
 
@@ -158,7 +158,7 @@ class PublishedIntake(AbstractIntake):
         return cost * block.elements
 
     def holds_staging(self, block: PlannedBlock, lag: int) -> bool:
-        """Whether it reads the staged gradient itself: where that is the window's only one."""
+        """Whether a window's end reads the staged gradient: where it is the only one."""
         return is_direct(self._config, lag, self._counts[block.index])
 
 
@@ -168,7 +168,7 @@ def intake_of(plan: BlockPlan, costs: StepCosts) -> AbstractIntake:
 
 
 def total(passes: Iterable[HostPass]) -> HostPass:
-    """Return all of these together."""
+    """Return the sum of host passes."""
     found = NOTHING
     for own in passes:
         found += own

@@ -13,7 +13,7 @@ from sim.machine import Machine
 
 
 class Ring:
-    """What waits on the device for the link.
+    """Device buffer in which packed gradients wait for the link.
 
     Attributes:
         capacity: Bytes.
@@ -61,7 +61,7 @@ class Ring:
         return copied
 
     def _room(self) -> list[simpy.Event]:
-        """Return what must be over, if anything, for the ring to hold what came after it."""
+        """Return the events that must be over for the ring to hold its newest contents, if any."""
         filled, place = sum([size for size, _ in self.waiting]), 0
         while filled > self.capacity:
             filled -= self.waiting[place][0]

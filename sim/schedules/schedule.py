@@ -1,4 +1,4 @@
-"""What all schedules share, and the record of a system that is not the engine."""
+"""Schedule: the base of all strategies, and the record of a system that is not the engine."""
 
 from __future__ import annotations
 
@@ -19,17 +19,38 @@ from zenflow.errors import ConfigError
 Step = Generator[simpy.Event, Any, float]
 """A process, a step or a wait within one, that results in a time or in seconds."""
 Cause = tuple[str, Sequence[simpy.Event]]
-"""Name of what is waited for, and the events of its end."""
+"""Name of a stall's cause, and the events that end it."""
 
 
 class AbstractSchedule(ABC):
-    """One strategy at work.
+    """One strategy at work: a generator that queues each step's jobs on a machine.
+
+    A subclass says in `_step` which lane does what, and what waits for what. The lanes and the
+    shared bandwidths decide when each job happens.
 
     Attributes:
         step_ends: The time at which each step ended: the next forward can begin.
         stalls: Seconds of each step in which the device had nothing to do but wait.
         computed: The end of the last backward queued by `compute`: what is waited for after it is
             a stall.
+
+    Examples:
+        Backward follows forward, and then the device waits for its gradients' copies.
+
+        >>> from sim.timing.phases import costs_of_phases
+        >>> class CopyAfterBackward(AbstractSchedule):
+        ...     def _step(self, step):
+        ...         passed = self.compute(step)
+        ...         yield simpy.AllOf(self.machine.env, passed)
+        ...         since = self.machine.env.now
+        ...         yield from self.wait(self.send(passed, step, 2.0), "d2h", step)
+        ...         return since
+        >>> costs = costs_of_phases(
+        ...     forward=1.0, backward=2.0, d2h=1.0, update=3.0, h2d=1.0, num_params=10**9)
+        >>> schedule = CopyAfterBackward(Machine(costs.hardware), costs)
+        >>> _ = schedule.machine.run(schedule.run(1))
+        >>> round(schedule.step_ends[0], 2), round(schedule.stalls[0], 2)
+        (4.0, 1.0)
     """
 
     def __init__(self, machine: Machine, costs: StepCosts) -> None:
@@ -143,7 +164,7 @@ class AbstractSchedule(ABC):
         return done
 
     def _room(self, index: int) -> list[tuple[str, simpy.Event]]:
-        """Return what a segment's forward waits for: activations of those before have left."""
+        """Return the events that a segment's forward waits for: earlier activations have left."""
         if index == 0:
             self._left, self._passed = {}, []
         room = self._left.get(index - ACTIVATION_BUFFERS)
@@ -159,7 +180,7 @@ class AbstractSchedule(ABC):
     def _fetch_activations(
         self, index: int, step: int, count: int = 1
     ) -> list[tuple[str, simpy.Event]]:
-        """Queue their copies back, into buffers that have been used; return their end."""
+        """Queue the copies of activations back, into used buffers; return their end."""
         size = count * self.costs.segments[index].leaving
         if not size:
             return []
@@ -200,7 +221,7 @@ class AbstractSchedule(ABC):
     def _measure(
         self, before: Iterable[simpy.Event], arrived: Iterable[tuple[str, simpy.Event]], step: int
     ) -> Process:
-        """Count what the device waits for copies once all before them is over."""
+        """Record stalls by copies, from the end of all work before them."""
         for event in before:
             if not event.processed:
                 yield event
@@ -299,16 +320,22 @@ class Waits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """Another system, by its papers, its code and measurements of it."""
+    """A training system other than the engine, by its papers, its code and measurements.
+
+    Examples:
+        >>> from sim.simulate import SYSTEMS
+        >>> SYSTEMS["megatrain"].options({})
+        {'checkpoint_interval': 4}
+    """
 
     name: str
-    """Name of the strategy."""
+    """Name of the strategy in commands and tables."""
     rule: str
     """Update rule in words; it decides accuracy, of which predictions say nothing."""
     schedule: Callable[..., AbstractSchedule]
     """Maker of its schedule from a machine, a step's costs, and options by keyword."""
     memory: Callable[[SystemCase], SystemParts]
-    """Function that returns its parts of memory."""
+    """Function that returns the system's parts of memory."""
 
     def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return every option of the schedule: as given, or its default.
@@ -326,7 +353,7 @@ class System:
         return {**defaults, **given}
 
     def those_of(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return those of several systems' options that this one has."""
+        """Return, of several systems' options, the ones that this system has."""
         return {name: value for name, value in options.items() if name in self._defaults()}
 
     def _defaults(self) -> dict[str, Any]:
@@ -335,7 +362,7 @@ class System:
 
 
 def refuse_below_1(name: str, value: int) -> None:
-    """Refuse an option that must be a number of something.
+    """Refuse a count below 1.
 
     Raises:
         ConfigError: It is below 1.

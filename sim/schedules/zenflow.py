@@ -42,16 +42,16 @@ class Landing:
 
 @dataclass(slots=True)
 class _SegmentState:
-    """What later work on a segment waits for."""
+    """Events on which later work on a segment waits."""
 
     copied: list[simpy.Event] = field(default_factory=list)
-    """Copy of its last gradient."""
+    """Copy of the last gradient to the host."""
     staging_free: list[simpy.Event] = field(default_factory=list)
-    """Host tasks that read its staged gradient."""
+    """Host tasks that read the staged gradient."""
     last_update: list[simpy.Event] = field(default_factory=list)
-    """Host task of the last update of its blocks."""
+    """Host task of the last update of the segment's blocks."""
     earlier: list[simpy.Event] = field(default_factory=list)
-    """Host tasks of earlier steps that read what is staged."""
+    """Host tasks of earlier steps that read the staged gradient."""
 
 
 class EngineSchedule(AbstractSchedule):
@@ -246,7 +246,7 @@ class EngineSchedule(AbstractSchedule):
         return room
 
     def _landing(self, step: int) -> list[Landing]:
-        """Return what lands in a step, in the order of forward."""
+        """Return the updates that land in a step, in the order of forward."""
         return sorted(self._landings[step], key=lambda item: item.segment)
 
     def _upload(
@@ -272,7 +272,7 @@ class EngineSchedule(AbstractSchedule):
         return [done]
 
     def _wait_landed(self, landings: list[Landing], step: int) -> Process:
-        """Wait for what must have landed, and call it by its cause."""
+        """Wait for updates that must have landed, and record the stall by its cause."""
         if not landings:
             return
         if self._calendar.lag(step) == 0:

@@ -1,1 +1,1 @@
-"""What a step costs: shapes to seconds, the engine's blocks, phases of a step."""
+"""Costs of a step: shapes to seconds, the engine's blocks, phases of a step."""

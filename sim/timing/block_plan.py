@@ -22,24 +22,24 @@ from zenflow.step.gradients.ring_size import ring_bytes
 
 @dataclass(frozen=True, slots=True)
 class PlannedBlock:
-    """One block and where it belongs."""
+    """One block of the engine, with its place in the model."""
 
     index: int
     shape: BlockShape
     segment: int
-    """Index of its segment, in the order of forward."""
+    """Index of the block's segment, in the order of forward."""
     elements: float
     """Deferred elements of one device's part."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentShare:
-    """Who owns a segment's elements: those of one device's part."""
+    """Number of elements of a segment by owner, of one device's part."""
 
     matrices: int
     """Number of split matrices."""
     columns: int
-    """Number of their columns, which no division lessens."""
+    """Number of columns of the split matrices, which no division lessens."""
     split: float
     """Number of elements of split matrices that the device measures."""
     deferred: float
@@ -72,6 +72,17 @@ class BlockPlan:
         ring: Bytes of the ring through which released gradients leave a GPU.
         depth: Largest number of a column's gradients that wait on the host.
         pool: Bytes of the rooms in which all but the first ones wait.
+
+    Examples:
+        >>> from sim.hardware.catalog import find_machine
+        >>> from sim.models.table import find_model
+        >>> from sim.models.workload import Workload
+        >>> from sim.timing.costs import costs_of
+        >>> costs = costs_of(Workload.of_config(*find_model("gpt2")), find_machine("hgx-h100", 1))
+        >>> plan = BlockPlan(costs, ZenFlowConfig(topk_ratio=0.1))
+        >>> owned = sum(share.deferred for share in plan.shares) / costs.num_params
+        >>> round(owned, 2)  # share of elements that the host owns
+        0.9
     """
 
     def __init__(
@@ -157,7 +168,7 @@ class BlockPlan:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What decides blocks, windows and queues, and so a schedule but for its seconds.
+    """Shapes and settings that decide blocks, windows and queues: a schedule but for its seconds.
 
     Equal structures have equal plans, however fast their machines are.
     """
@@ -166,7 +177,7 @@ class Structure:
     """Shapes of each segment's matrices, and the number of its other elements."""
     config: ZenFlowConfig
     """Settings without selections that recur, and with as many gradients in queues as there is
-    room for: what differs in these alone has the same schedule."""
+    room for. Configurations that differ in these alone have one schedule."""
     dtype_bytes: int
     accumulation: int
     intake_factor: float
@@ -200,7 +211,7 @@ def laid_out(config: ZenFlowConfig) -> ZenFlowConfig:
 def host_memory_of(
     shapes: tuple[tuple[int, int], ...], config: ZenFlowConfig, dtype_bytes: int
 ) -> HostMemory:
-    """Return what an engine keeps on the host for split matrices of these shapes."""
+    """Return an engine's memory on the host for split matrices of these shapes."""
     return replace(_host_memory(shapes, laid_out(config), dtype_bytes), config=config)
 
 

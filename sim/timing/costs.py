@@ -1,4 +1,4 @@
-"""Costs: what the parts of one step take, from a workload and a machine.
+"""Costs: the seconds of each part of a step, from a workload and a machine.
 
 A `StepCosts` is all that schedules know of a model: segments in the order of forward, each with
 its seconds on the device and its parameters.
@@ -34,12 +34,15 @@ _ATTENTION_BACKWARD = 2.5
 """Attention's backward over its forward: five products for two, scores being recomputed
 (Dao 2023, FlashAttention-2, section 3.1)."""
 _KEPT_ATTENTION_BACKWARD = 2.0
-"""The same where scores are kept."""
+"""Attention's backward over its forward where scores are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Parameters that finish together in backward: a layer, or a bucket of a small model."""
+    """Parameters that finish together in backward: a layer, or a bucket of a small model.
+
+    See `costs_of`.
+    """
 
     name: str
     forward: float
@@ -60,22 +63,22 @@ class Segment:
     layer: str = ""
     """Name of the layer that it is a piece of; empty where it is a whole one."""
     numel: int = field(init=False, repr=False, compare=False)
-    """Number of elements of all its parameters."""
+    """Number of elements of all parameters."""
 
     def __post_init__(self) -> None:
-        """Count once what is asked for often."""
+        """Count elements once, as they are asked for often."""
         matrices = sum([rows * columns for rows, columns in self.matrices])
         object.__setattr__(self, "numel", matrices + self.vectors)
 
     @property
     def num_parameters(self) -> int:
-        """Number of its parameters."""
+        """Number of parameter tensors."""
         return len(self.matrices) + self.num_vectors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCosts:
-    """One step of a model on a machine.
+    """Seconds of each part of one step of a model on a machine. See `costs_of`.
 
     Raises:
         ConfigError: There is no segment, or a duration is negative.
@@ -84,7 +87,7 @@ class StepCosts:
     segments: tuple[Segment, ...]
     """Segments in the order of forward."""
     hardware: HardwareProfile
-    """The machine."""
+    """Machine that the seconds are of."""
     dtype_bytes: int = 2
     """Bytes of an element of the model."""
     accumulation: int = 1
@@ -93,10 +96,10 @@ class StepCosts:
     """Factor on the host's bytes for gradients that are added to sums; 0 for phases that leave it
     out."""
     workload: Workload | None = None
-    """Workload whose costs they are; None for phases that were given."""
+    """Workload whose costs these are; None for phases that were given."""
 
     def __post_init__(self) -> None:
-        """Check what every schedule relies on."""
+        """Check the assumptions of every schedule."""
         if not self.segments:
             raise ConfigError("a step needs at least one segment: give the model's layers")
         for segment in self.segments:
@@ -139,11 +142,19 @@ def is_split(numel: int, config: ZenFlowConfig) -> bool:
 
 
 def costs_of(workload: Workload, hardware: HardwareProfile) -> StepCosts:
-    """Return a step's costs from hardware figures and the model's shapes, or from a trace of it.
+    """Return the costs of a step, from the machine and the model's shapes or a trace.
 
     Raises:
         ConfigError: The device's peak for the workload's dtype is not known, or the workload's
             trace says nothing of the device.
+
+    Examples:
+        >>> from sim.hardware.catalog import find_machine
+        >>> from sim.models.table import find_model
+        >>> workload = Workload.of_config(*find_model("llama-2-7b"), batch_size=8)
+        >>> costs = costs_of(workload, find_machine("dgx-a100-80", 1))
+        >>> round(costs.forward_seconds, 2), round(costs.backward_seconds, 2)
+        (0.59, 1.19)
     """
     shapes = {id(own.parameters): _shapes(own) for own in workload.distinct_layers}
     leaving = Activations(workload).leaving_bytes()
@@ -174,7 +185,7 @@ def costs_of(workload: Workload, hardware: HardwareProfile) -> StepCosts:
 
 
 def _shapes(layer: Layer) -> dict[str, Any]:
-    """Return what a segment has of a layer's parameters."""
+    """Return the fields of a segment that are shapes of a layer's parameters."""
     shapes = [parameter.shape for parameter in layer.parameters]
     vectors = [shape[0] for shape in shapes if len(shape) == 1]
     return {
@@ -267,7 +278,7 @@ def layer_seconds(
 def _attention_seconds(
     work: LayerWork, device: Device, dtype: str, *, is_backward: bool = False
 ) -> float:
-    """Return what forward's products of attention take, at forward's or at backward's rate."""
+    """Return the seconds of forward's products of attention, at either pass's rate."""
     rate = device.attention_rate(
         dtype, is_backward=is_backward, is_native=work.is_native, tokens=work.attention_tokens
     )

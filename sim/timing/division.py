@@ -12,7 +12,14 @@ PARALLELS: tuple[str, ...] = get_args(Parallel)
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """Numbers of equal parts; each device has one of each."""
+    """Numbers of equal parts; each device has one of each.
+
+    Examples:
+        Under FSDP2 eight devices share everything, under DDP the host's work alone.
+
+        >>> Division.of("fsdp", 8), Division.of("ddp", 8)
+        (Division(host=8, device=8), Division(host=8, device=1))
+    """
 
     host: int = 1
     """Number of parts of deferred elements: gradients, states, host work and uploads."""
@@ -21,7 +28,7 @@ class Division:
 
     @classmethod
     def of(cls, parallel: str, devices: int) -> Division:
-        """Return how devices divide the work.
+        """Return the division of the work among devices.
 
         Args:
             parallel: One of `PARALLELS`.

@@ -1,4 +1,4 @@
-"""Framework: what PyTorch's and DeepSpeed's own code takes around layers and optimizer steps.
+"""Framework: overheads of PyTorch's and DeepSpeed's own code around layers and optimizer steps.
 
 - Seconds of the host were measured by ``evidence/benchmarks/framework_hooks.py``, with tiny
   parameters on a CPU and collectives that do nothing (records
@@ -10,7 +10,7 @@
   (deepspeed/runtime/zero/stage_1_and_2.py).
 - A kernel that plain code launches, with no module around it, costs what a compiled layer's does.
 
-All of it is of costs that come from shapes or a trace: phases that were given have it in them.
+All overheads are added to costs that come from shapes or a trace: given phases include them.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from zenflow.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """What a framework does around one layer in one pass, beside the layer's own kernels."""
+    """Work of a framework around one layer in one pass, beside the layer's own kernels."""
 
     unit: float = 0.0
-    """Seconds of the host, whatever the layer holds."""
+    """Seconds of the host for each layer, however large."""
     parameter: float = 0.0
-    """Seconds of the host for each of its parameters."""
+    """Seconds of the host for each of the layer's parameters."""
     unit_kernels: int = 0
-    """Kernels, whatever it holds."""
+    """Number of kernels for each layer, however large."""
     parameter_kernels: int = 0
-    """Kernels for each of its parameters."""
+    """Number of kernels for each of the layer's parameters."""
     moved: float = 0.0
-    """Bytes of device memory read and written for each of its elements."""
+    """Bytes of device memory read and written for each of the layer's elements."""
 
     def host_seconds(self, num_parameters: int, device: Device) -> float:
         """Return the seconds of the host for a layer with so many parameters."""
@@ -202,7 +202,7 @@ def norm_bytes(size: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerKernels:
-    """How PyTorch's AdamW updates parameters.
+    """Kernels and bytes with which PyTorch's AdamW updates parameters.
 
     Bytes are those of float32; of a narrower type they are fewer in proportion, as gradients,
     moments and temporaries have the parameters' type.
@@ -217,7 +217,7 @@ class OptimizerKernels:
     is_chunked: bool = True
     """Whether one kernel takes many parameters."""
     temporaries: int = 0
-    """Number of tensors that it makes as large as those it updates at a time."""
+    """Number of temporary tensors, each as large as those updated at a time."""
 
 
 OPTIMIZERS: Mapping[str, OptimizerKernels] = {
@@ -241,7 +241,7 @@ _FLOAT = 4
 _CHUNK = 320 * 65536
 """Elements of one multi-tensor kernel: 320 blocks of 65,536 (ATen, MultiTensorApply.cuh)."""
 _CHUNK_PARAMETERS = 36
-"""Parameters of one, where each has four tensors."""
+"""Number of parameters of one multi-tensor kernel, where each has four tensors."""
 
 
 def optimizer_kernels(name: str) -> OptimizerKernels:

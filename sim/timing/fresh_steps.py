@@ -1,9 +1,10 @@
-"""What fresh steps cost the device: passes over memory, by bytes of each element.
+"""Cost of fresh steps on the device: passes over memory, by bytes of each element.
 
 Under the exact rule the device moves deferred weights by each gradient at once, as
-`zenflow.step.fresh.steps` does, on the compute stream; what lands is moved by the gradient that
-came since, on the stream that brings it. The product of gradient and factors is a float32
-temporary, which is counted as any memory is: no figure of a profile says what a cache keeps.
+`zenflow.step.fresh.steps` does, on the compute stream. Weights that land are moved by the gradient
+that came since, on the stream that brings them. The product of gradient and factors is a float32
+temporary. It is counted as traffic of device memory: no quantity of a profile says what a cache
+keeps.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ _FLOAT, _INDEX = 4, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
-    """What one engine keeps on the host, in bytes unless said otherwise."""
+    """Memory of one engine on the host, in bytes unless said otherwise."""
 
     config: ZenFlowConfig
     """Settings of the update rule."""
@@ -71,7 +71,7 @@ class HostMemory:
         return pool_bytes(self.staging, depth) if self.config.is_exact else 0
 
     def depth(self, spare_bytes: float) -> int:
-        """Return how many of a column's gradients may wait, as the engine decides it.
+        """Return the number of a column's gradients that may wait, as the engine decides it.
 
         Args:
             spare_bytes: Host memory that may be used for them.
@@ -84,7 +84,7 @@ class HostMemory:
     def depth_on(
         self, hardware: HardwareProfile, num_params: int, num_own: int, reserve: float = 0.0
     ) -> int:
-        """Return how many of a column's gradients may wait on a machine.
+        """Return the number of a column's gradients that may wait on a machine.
 
         The engine takes half of what its host state leaves free, at most.
 
@@ -108,7 +108,7 @@ class HostMemory:
 def host_memory(
     blocks: Sequence[BlockShape], config: ZenFlowConfig, dtype_bytes: int
 ) -> HostMemory:
-    """Return what an engine with these blocks keeps on the host."""
+    """Return the memory on the host of an engine with these blocks."""
     packed: Counter[int] = Counter()
     for block in blocks:
         packed[block.matrix] += block.deferred_elements * dtype_bytes

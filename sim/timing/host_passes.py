@@ -1,4 +1,4 @@
-"""What the host does with a column's gradients: bytes of memory, and AdamW steps.
+"""Host passes over a column's gradients: bytes of memory, and AdamW steps.
 
 One pass over an element's state reads and writes master and both moments and reads every gradient
 that it applies; the last pass of a window writes the weight for upload, too. Each gradient is one
@@ -19,7 +19,12 @@ _STATE_BYTES = 24
 
 @dataclass(frozen=True, slots=True)
 class HostPass:
-    """Work of the host, of one element or of many."""
+    """Work of the host on one element or on many.
+
+    Examples:
+        >>> replayed(waiting=2, dtype_bytes=2) * 1000  # two gradients, of a thousand elements
+        HostPass(num_bytes=28000, steps=2000)
+    """
 
     num_bytes: float = 0
     """Bytes of DRAM that are moved."""
@@ -27,11 +32,11 @@ class HostPass:
     """Number of AdamW steps of an element."""
 
     def __add__(self, other: HostPass) -> HostPass:
-        """Return both together."""
+        """Return the sum of two passes."""
         return HostPass(self.num_bytes + other.num_bytes, self.steps + other.steps)
 
     def __mul__(self, count: float) -> HostPass:
-        """Return the same for so many elements."""
+        """Return the pass over so many elements."""
         return HostPass(self.num_bytes * count, self.steps * count)
 
 
@@ -61,7 +66,7 @@ def ended(config: ZenFlowConfig, dtype_bytes: int, *, waiting: int, is_direct: b
 
 
 def is_direct(config: ZenFlowConfig, lag: int, count: int) -> bool:
-    """Whether the published rule updates from the window's only gradient, where it is staged."""
+    """Whether the published rule updates from the window's only gradient, in staging."""
     return not config.is_exact and count == 1 and lag <= 1
 
 

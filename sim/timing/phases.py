@@ -1,4 +1,4 @@
-"""Costs from phase times: what a published breakdown or a trace says of one step."""
+"""Costs from the phase times of one step: a published breakdown or a trace."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
+from sim.hardware.cells import dimension_of
 from sim.hardware.components import Device, EngineOverheads, Host, Link
-from sim.hardware.figures import Quantity
 from sim.hardware.profile import HardwareProfile
-from sim.hardware.quantities import dimension_of
+from sim.hardware.quantity import Quantity
 from sim.timing.costs import Segment, StepCosts
 from zenflow.config import raise_violations
 
@@ -19,7 +19,7 @@ _Record = TypeVar("_Record")
 _NEUTRAL = {
     dimension: Quantity(value=value, source="not part of the phases")
     for dimension, value in {
-        "seconds": 1e-12,  # figures must be positive
+        "seconds": 1e-12,  # quantities must be positive
         "ratio": 1.0,
         "bytes": 1e18,
         "bytes/s": 1e18,
@@ -27,11 +27,11 @@ _NEUTRAL = {
         "parameters/s": 1e18,
     }.items()
 }
-"""Figure that costs nothing and bounds nothing, by what it measures."""
+"""Quantity that costs nothing and bounds nothing, by dimension."""
 _UPDATE_BYTES = 28
 """Bytes of DRAM per parameter that the given update stands for."""
 _INTAKE_BYTES = 10
-"""The same of a gradient that is added to a sum."""
+"""Bytes of DRAM per parameter of a gradient that is added to a sum."""
 
 
 def costs_of_phases(
@@ -65,6 +65,8 @@ def costs_of_phases(
 
     Raises:
         ConfigError: A time or a count breaks its rule; the message lists all.
+
+    See `sim.simulate.simulate` for an example.
     """
     times = {"forward": forward, "backward": backward, "d2h": d2h, "update": update, "h2d": h2d}
     raise_violations("the phases", _violations(times, intake, num_params, num_layers))
@@ -129,7 +131,7 @@ def _hardware(name: str, d2h: float, h2d: float, host: float) -> HardwareProfile
 
 
 def _free(make: type[_Record], **given: Any) -> _Record:
-    """Return a record of the machine whose other figures cost nothing and bound nothing."""
+    """Return a record of the machine whose other quantities cost nothing and bound nothing."""
     for item in fields(make):  # type: ignore[arg-type]
         if item.name not in given and item.default is MISSING:
             given[item.name] = _NEUTRAL[dimension_of(item.name)]

@@ -1,8 +1,8 @@
-"""Layers' seconds from a traced step: as they were measured, or scaled to other work and devices.
+"""Layers' seconds from a traced step: as measured, or scaled to other work and devices.
 
-Products go with the FLOP of products over the rate that they sustain, attention with its FLOP over
-its own rate, all else with bytes over the memory's bandwidth. What the host launches takes it as
-long as before: it is a floor. On the device and the work that were traced nothing is scaled.
+Products scale with their FLOP over the rate that they sustain, attention with its FLOP over its
+own rate, all else with bytes over the memory's bandwidth. Launches take the host as long as
+before: that time is a floor. On the device and the work that were traced nothing is scaled.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from sim.hardware.catalog import find_device
 from sim.hardware.components import Device, EngineOverheads
-from sim.hardware.figures import Quantity
 from sim.hardware.profile import HardwareProfile
+from sim.hardware.quantity import Quantity
 from sim.models.work import LayerWork, Work
 from sim.models.workload import Workload
 from sim.names import fold
@@ -25,10 +25,10 @@ from zenflow.errors import ConfigError
 _UNCERTAIN = (
     "flops", "matmul_efficiency", "sustained_share", "bandwidth", "bandwidth_efficiency",
 )  # fmt: skip
-"""Figures of a device by which a trace is scaled."""
+"""Quantities of a device by which a trace is scaled."""
 
 _LEAST = 1e-9
-"""Seconds of an overhead that the trace has none of; a figure is positive."""
+"""Seconds of an overhead that the trace has none of; quantities must be positive."""
 _BEYOND = 2.0
 """Times a device's peak that no step reaches: 8-bit products are twice as fast as the table's."""
 _WITHOUT_AGAIN = 2 / 3
@@ -115,7 +115,7 @@ def peak_share(step: TracedStep, workload: Workload, device: Device) -> float | 
     traced = device if is_of(step, device) else find_device(str(step.device))
     works = _traced_works(step, workload)
     flop = 3.0 * math.fsum(work.matmul_flop + work.attention_flop for work in works)
-    peak = max(figure.value for figure in traced.flops.values())
+    peak = max(quantity.value for quantity in traced.flops.values())
     return flop / peak / (step.forward.wall + step.backward.wall)
 
 
@@ -164,9 +164,9 @@ def traced_overheads(
 
 
 def scaling_spread(step: TracedStep | None, hardware: HardwareProfile) -> float:
-    """Return what scaling a trace from its device to another adds to a prediction's spread.
+    """Return the spread that scaling a trace to another device adds to a prediction.
 
-    It is the spread of the figures of the traced device, as a standard deviation of the logarithm;
+    That is the spread of the traced device's quantities, as a standard deviation of the logarithm;
     those of the other device are drawn. 0 where nothing is scaled.
     """
     if step is None or step.device is None or is_of(step, hardware.device):
@@ -174,14 +174,14 @@ def scaling_spread(step: TracedStep | None, hardware: HardwareProfile) -> float:
     device = find_device(step.device)
     found = []
     for name in _UNCERTAIN:
-        figure = getattr(device, name)
-        figure = next(iter(figure.values())) if name == "flops" else figure
-        found += [] if figure is None else [math.log1p(figure.uncertainty**2)]
+        quantity = getattr(device, name)
+        quantity = next(iter(quantity.values())) if name == "flops" else quantity
+        found += [] if quantity is None else [math.log1p(quantity.uncertainty**2)]
     return math.sqrt(sum(found))
 
 
 def _device_factors(step: TracedStep, dtype: str, device: Device) -> _Factors:
-    """Return how much longer each kind of work takes on a device than on the traced one.
+    """Return the time of each kind of work on a device, over that on the traced one.
 
     Raises:
         ConfigError: One of the two is a CPU, or the traced one is not in the table.

@@ -1,1 +1,1 @@
-"""A user's own training as torch.profiler traced it: read, and taken apart into its passes."""
+"""Traces of a user's own training by torch.profiler: read, and divided into passes."""

@@ -22,7 +22,7 @@ HOW = (
     "trace some steps with torch.profiler.profile and a schedule, call its step() in the loop, "
     "and export_chrome_trace() a file"
 )
-"""How to get a trace, for errors."""
+"""Advice on how to make a trace, for errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Event:
 
     @property
     def end(self) -> float:
-        """When it ends."""
+        """End of the event, seconds."""
         return self.start + self.seconds
 
     @property
@@ -102,7 +102,7 @@ def read_events(path: str | Path) -> KinetoTrace:
 
 
 def _kept(record: dict[str, Any]) -> dict[str, Any] | None:
-    """Return a JSON object, but None of an event that nothing here reads."""
+    """Return a JSON object, but None for an event that nothing here reads."""
     if "ph" not in record:
         return record
     is_whole = record["ph"] == "X" and isinstance(record.get("dur"), int | float)

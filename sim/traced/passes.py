@@ -1,4 +1,4 @@
-"""Passes: what each part of a step took on the device, and what the host took to launch it."""
+"""Passes: seconds of each part of a step on the device, and of its launches on the host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from zenflow.trace.intervals import Interval, length, merge, subtract
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTimes:
-    """Seconds of one part of a step, from the end of the part before to its own."""
+    """Seconds of one part of a step, from the end of the part before to its own.
+
+    Examples:
+        >>> forward = PassTimes(wall=1.0, products=0.6, attention=0.1, other=0.2)
+        >>> round(forward.idle, 1)  # seconds in which the device waited for launches
+        0.1
+    """
 
     wall: float = 0.0
     """Seconds in all, collectives that nothing hides left out."""
@@ -33,15 +39,15 @@ class PassTimes:
 
     @property
     def idle(self) -> float:
-        """Seconds in which it did not."""
+        """Seconds in which the device did not work."""
         return self.wall - self.busy
 
     def __add__(self, more: PassTimes) -> PassTimes:
-        """Return both together."""
+        """Return the sum of two parts' times."""
         return PassTimes(**{n: getattr(self, n) + getattr(more, n) for n in _NAMES})
 
     def __mul__(self, times: float) -> PassTimes:
-        """Return so many of them."""
+        """Return the times of so many parts."""
         return PassTimes(**{name: getattr(self, name) * times for name in _NAMES})
 
 

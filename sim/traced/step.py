@@ -1,4 +1,4 @@
-"""A step of the user's own training, from a trace: the times of its passes, and what it was of."""
+"""A step of the user's own training, from a trace: times of its passes, model and batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DTYPES = {"float": "float32", "c10::BFloat16": "bfloat16", "c10::Half": "float1
 _ADAMW = frozenset({"adam", "adamw", "fusedadam", "fusedadamw", "zenflowadamw"})
 """Classes whose step takes as long as AdamW's, in small letters."""
 _OFFLOADED = 0.5
-"""Bytes that a step copies for each parameter from which on it counts as offloaded."""
+"""Bytes that a step copies for each parameter above which it counts as offloaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class TracedStep:
     """Mean times of one step without offloading, in seconds of one device."""
 
     path: str
-    """File that they come from."""
+    """Trace file that the times come from."""
     device: str | None
     """The GPU as torch reports it; None is a CPU."""
     steps: int
@@ -93,7 +93,7 @@ class TracedStep:
         return self.micro_batches * micro_batch + self.optimizer.wall + self.rest
 
     def of_batch(self, batch_size: int, sequence: int) -> TracedStep:
-        """Return the same, of micro-batches of this size.
+        """Return the step as one of micro-batches of this size.
 
         Raises:
             ConfigError: The trace's shapes say otherwise.
@@ -239,7 +239,7 @@ def _recomputes(events: Iterable[Event], windows: Sequence[Window]) -> bool:
 
 
 def _shapes(trace: KinetoTrace, windows: Sequence[Window]) -> dict[str, Any]:
-    """Return what shapes say: parameters and their type, sequences and tokens of a micro-batch.
+    """Return the facts that shapes tell: parameters and type, sequences and tokens.
 
     Gradients are accumulated once for each parameter in each backward; the largest look-up of
     embeddings in a forward is that of tokens.

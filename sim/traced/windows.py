@@ -1,4 +1,4 @@
-"""Windows: what the host was busy launching, from the first marked step to the last.
+"""Windows: parts of a step on the host, from the first marked step to the last.
 
 Steps are marked by the profiler's own `step()`. Backward is what autograd's engine evaluates,
 forward what ran before it with a number of autograd's sequence, and the optimizer's step carries

@@ -1,4 +1,4 @@
-"""Work: what ran on the device, by its kind, and what the host waited for meanwhile."""
+"""Work: kernels and copies of the device by kind, and the host's waits for them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Work:
     start: float
     end: float
     launched: float
-    """When the host asked for it."""
+    """Time at which the host launched it, seconds."""
     num_bytes: float = 0.0
     """Bytes of a copy between host and device."""
 
@@ -52,7 +52,7 @@ def kind_of(name: str) -> Kind:
 
 
 def work_of(trace: KinetoTrace) -> list[Work]:
-    """Return what ran on the one device of a trace, in order.
+    """Return the work of the one device of a trace, in order.
 
     On a GPU these are kernels and copies; else the CPU is the device, and its operations are.
 
@@ -126,9 +126,10 @@ def _operations(events: Iterable[Event]) -> Iterator[Work]:
 
 
 def blocked_calls(trace: KinetoTrace) -> list[Interval]:
-    """Return when the host waited for the device.
+    """Return the intervals in which the host waited for the device.
 
-    A synchronizing call is all waiting; any other one from when its like usually ends.
+    A synchronizing call waits throughout. Any other call waits from the usual end of calls like
+    it.
     """
     calls = [event for event in trace.events if event.is_call]
     durations: dict[str, list[float]] = {}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autotune.constraints import Need, staleness_of
 from autotune.offline.backends import AbstractBackend
-from autotune.offline.objective import TrialFigures
+from autotune.offline.objective import TrialMetrics
 from autotune.space import SearchSpace
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
@@ -62,7 +62,7 @@ class Surface(AbstractBackend):
         step = (
             1 + (math.log(knobs.topk_ratio / 0.2)) ** 2 + math.log2(knobs.update_interval / 4) ** 2
         )
-        return TrialFigures(
+        return TrialMetrics(
             step_seconds=step,
             stall_seconds=0.1 / knobs.update_interval,
             tokens_per_step=1000,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sim.hardware.components import Fabric
-from sim.hardware.figures import Quantity
+from sim.hardware.quantity import Quantity
 from sim.machine import Machine
 from sim.simulate import Strategy, simulate
 from sim.timing.phases import costs_of_phases

@@ -16,7 +16,7 @@ from dataclasses import replace
 import pytest
 
 from sim.hardware.components import Fabric, Nvme
-from sim.hardware.figures import Quantity
+from sim.hardware.quantity import Quantity
 from sim.machine import Machine
 from sim.schedules.parallel import ddp
 from sim.simulate import STRATEGIES, Strategy

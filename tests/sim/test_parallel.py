@@ -6,7 +6,7 @@ import pytest
 
 from sim.hardware.catalog import find_machine
 from sim.hardware.components import Fabric, Network
-from sim.hardware.figures import Quantity
+from sim.hardware.quantity import Quantity
 from sim.machine import Machine
 from sim.memory.need import memory_of
 from sim.memory.parts import STATE_BYTES

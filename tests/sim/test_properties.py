@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.hardware.components import Fabric, Network, Nvme
-from sim.hardware.figures import Quantity
 from sim.hardware.profile import HardwareProfile
+from sim.hardware.quantity import Quantity
 from sim.machine import Machine
 from sim.simulate import STRATEGIES, Strategy, simulate
 from sim.timing.costs import Segment, StepCosts

@@ -6,7 +6,7 @@ import pytest
 
 from sim.hardware.catalog import find_machine
 from sim.hardware.components import Fabric, Nvme
-from sim.hardware.figures import Quantity
+from sim.hardware.quantity import Quantity
 from sim.machine import Machine, least_seconds
 from sim.models.table import find_model
 from sim.models.workload import Workload

@@ -1,1 +1,1 @@
-"""What `make gpu` runs on a CUDA device, and the page made of its records."""
+"""Benchmark of `make gpu` on a CUDA device, and the page made of its records."""

@@ -1,4 +1,4 @@
-"""What the GPU benchmark's runs stand beside: compute alone, and torch's fused AdamW."""
+"""Baselines of the GPU benchmark: compute alone, and torch's fused AdamW."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _drop(param: Tensor) -> None:
 def fused_steps(
     model: nn.Module, learning_rate: float, max_norm: float, *, has_masters: bool
 ) -> Callable[[], None]:
-    """Return what clips and takes a step of torch's fused AdamW, and drops the gradients.
+    """Return a function that clips, takes a step of torch's fused AdamW, and drops gradients.
 
     Args:
         model: Model in bfloat16.

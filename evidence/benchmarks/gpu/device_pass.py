@@ -116,12 +116,12 @@ def torch_parts(matrix: Matrix) -> dict[str, Work]:
 
 
 IMPLEMENTATIONS: Mapping[str, Parts] = {"torch": torch_parts}
-"""Who does the pass. Another one returns parts of the same names, so that they stand side by
-side."""
+"""Implementations of the pass by name. All return parts of the same names, so that they stand side
+by side."""
 
 
 def _packing(matrix: Matrix) -> Callable[[], None]:
-    """Return what packs all deferred columns into the ring, piece after piece."""
+    """Return a function that packs all deferred columns into the ring, piece after piece."""
     jobs = [
         PackJob.of(block, matrix.grad, block.host.staging)
         for block in matrix.split.blocks
@@ -137,7 +137,7 @@ def _packing(matrix: Matrix) -> Callable[[], None]:
 
 
 def _landing(matrix: Matrix) -> tuple[Callable[[], Any], float]:
-    """Return what lands a window's share of the columns, late step included, and its bytes.
+    """Return a function that lands a window's share of the columns, and its bytes.
 
     What comes from the host is on the device already: the link is measured elsewhere.
     """
@@ -154,7 +154,7 @@ def _landing(matrix: Matrix) -> tuple[Callable[[], Any], float]:
 
 
 def _updating(matrix: Matrix) -> Callable[[], None]:
-    """Return what steps the important columns and writes their weights."""
+    """Return a function that steps the important columns and writes their weights."""
     split, device = matrix.split, matrix.grad.device
     gradients = StepGradients(
         important={split: matrix.grad.index_select(1, split.important_columns)}

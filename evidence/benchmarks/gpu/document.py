@@ -1,11 +1,10 @@
-"""Keep what `make gpu` has left, and make docs/gpu.md from committed records.
+"""Document: keeps the files of `make gpu`, and makes docs/gpu.md from committed records.
 
     python -m evidence.benchmarks.gpu.document [RUNS ...]
 
 With a directory of the suite's, or the archives of a loan's calls, their records become
-`evidence/results/<date>_gpu_<gpu>` and `<date>_validation_<gpu>`; without any nothing is
-copied. Then docs/gpu.md and docs/validation.md
-are written anew; tests compare both with the records.
+`evidence/results/<date>_gpu_<gpu>` and `<date>_validation_<gpu>`; without any nothing is copied.
+Then docs/gpu.md and docs/validation.md are written anew; tests compare both with the records.
 """
 
 from __future__ import annotations
@@ -146,7 +145,7 @@ def document(results: Path = RESULTS) -> str:
 
 
 def section(results: Path = RESULTS) -> str:
-    """Return what the newest record in a folder says."""
+    """Return the text on the newest record in a folder."""
     folder = newest(results, "gpu", SUITE)
     if folder is None:
         return _NOTHING
@@ -173,7 +172,7 @@ def section(results: Path = RESULTS) -> str:
 
 
 def of_former_rule(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what to say of runs of another update rule than today's, and of their losses."""
+    """Return the note on runs of another update rule than today's, and on their losses."""
     above = []
     for cell in cells:
         runs = {run["name"]: run for run in cell["runs"]}

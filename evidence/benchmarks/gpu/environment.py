@@ -1,4 +1,4 @@
-"""What a GPU machine is: device, driver, link, host cores, memory bandwidth, host kernel.
+"""Facts of a GPU machine: device, driver, link, host cores, memory bandwidth, host kernel.
 
     python -m evidence.benchmarks.gpu.environment [--out DIR]
     python -m evidence.benchmarks.gpu.environment --smoke    the same script on the CPU
@@ -32,12 +32,12 @@ _FIELDS = {
     "power_limit_watts": "power.limit",
     "sm_clock_mhz": "clocks.max.sm",
 }
-"""What nvidia-smi is asked for."""
+"""Fields that nvidia-smi is asked for."""
 _COPIED = 1 << 28
 
 
 def driver_facts() -> dict[str, str]:
-    """Return what nvidia-smi says of the first device; nothing where it is not there."""
+    """Return nvidia-smi's facts of the first device; nothing where it is not there."""
     if shutil.which("nvidia-smi") is None:
         return {}
     query = f"--query-gpu={','.join(_FIELDS.values())}"
@@ -50,7 +50,7 @@ def driver_facts() -> dict[str, str]:
 
 
 def _device_facts(device: torch.device) -> dict[str, Any]:
-    """Return what torch and the driver say of a GPU; of a CPU that plays one, its memory."""
+    """Return torch's and the driver's facts of a GPU; of a CPU that plays one, its memory."""
     if device.type == "cpu":
         memory = psutil.virtual_memory().total
         return {"name": "CPU in a GPU's place", "memory_bytes": memory, "cuda": None}

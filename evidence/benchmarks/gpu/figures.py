@@ -1,4 +1,4 @@
-"""What the GPU benchmark's runs say: figures, floors, a table, the aims. Arithmetic only."""
+"""Statistics of the GPU benchmark's runs: numbers, floors, a table, the aims. Arithmetic only."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MOST_LOSS = 0.01
 
 
 def figures(reports: Sequence[StepReport], *, first: int, tokens: int) -> dict[str, Any]:
-    """Return what the timed steps, those from `first` on, say together.
+    """Return statistics over the timed steps, those from `first` on.
 
     Step times are the device's own, from the end of one step to the end of the next, so their sum
     is the whole time.

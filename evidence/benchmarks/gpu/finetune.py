@@ -209,7 +209,7 @@ def _started(run: tuple[str, int], state: Path, options: Namespace) -> subproces
 
 
 def reports_of(out: Path) -> dict[str, dict[str, Any]]:
-    """Return what the runs have found so far, by their names."""
+    """Return the results of the runs so far, by their names."""
     names = [f"{rule} {seed}" for rule in (*RULES, RESUMED) for seed in range(9)]
     return {
         name: json.loads((out / f"{name}.json").read_text(encoding="utf-8"))

@@ -253,7 +253,7 @@ def compare(
 
 
 def _load(device: torch.device) -> Callable[[], None]:
-    """Return what keeps a GPU busy before each gradient; nothing for a CPU."""
+    """Return a function that keeps a GPU busy before each gradient; nothing for a CPU."""
     if device.type == "cpu":
         return lambda: None
     factor = torch.randn(4096, 4096, device=device, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Where a GPU's time goes in a step of the 1B decoder, kernel by kernel.
+"""Time of a GPU in a step of the 1B decoder, kernel by kernel.
 
     python -m evidence.benchmarks.gpu.kernels [--out DIR]
     python -m evidence.benchmarks.gpu.kernels --smoke    a tiny model and the CPU's operations
@@ -29,7 +29,7 @@ _WARM, _STEPS, _ROWS = 10, 4, 30
 
 
 def profiled(bench: Bench) -> profile:
-    """Return what the profiler saw of a window of steps under the defaults."""
+    """Return the profiler's results for a window of steps under the defaults."""
     model = bench.model()
     config = ZenFlowConfig(**bench.options.knobs)
     optimizer = ZenFlowAdamW(

@@ -39,7 +39,7 @@ _LIMIT = 45.0
 """Seconds of a process: one engine on all cells."""
 
 Stepper = tuple[Callable[[], None], Callable[[], None]]
-"""What takes a step behind backward, and what ends the engine."""
+"""Function that takes a step behind backward, and one that ends the engine."""
 
 
 def _nothing() -> None:
@@ -142,7 +142,7 @@ ENGINES: Mapping[str, tuple[Callable[[nn.Module, Bench], Stepper], str]] = {
     "bitsandbytes, 8 bits": (_bitsandbytes, "moments of 8 bits on the device, no masters"),
     "zenflow again": (_zenflow, "float32 masters and moments, most of them on the host"),
 }
-"""How each engine is made, and where its state is."""
+"""Constructor of each engine, and the place of its state."""
 
 
 def measure(name: str, bench: Bench) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class Tokens:
     """Batches of the tokens that were made beforehand."""
 
     def __init__(self, path: Path | None, batch: int, sequence: int, seed: int) -> None:
-        """Read them; without a file they are random bytes."""
+        """Read the tokens; without a file they are random bytes."""
         if path is None:
             drawn = np.random.default_rng(0).integers(0, 256, 4000, dtype=np.uint16)
             streams = {"train": drawn[:3000], "held_out": drawn[3000:]}

@@ -63,7 +63,7 @@ class Cell:
         return f"{self.model}, {self.batch} x {self.sequence}{again}"
 
     def workload(self) -> Workload:
-        """Return what the simulator takes of it."""
+        """Return the set-up as the simulator's workload."""
         return Workload.of_config(
             self.model,
             {"model_type": "llama", **MODELS[self.model].to_dict()},

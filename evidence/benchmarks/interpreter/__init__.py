@@ -1,1 +1,1 @@
-"""What a step asks of the interpreter: measured on a decoder of 1B parameters, shrunk."""
+"""Load of a step on the interpreter: measured on a decoder of 1B parameters, shrunk."""

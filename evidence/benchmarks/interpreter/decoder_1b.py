@@ -53,7 +53,7 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class Counts:
-    """What decides how often the engine's code runs in a step."""
+    """Counts that decide how often the engine's code runs in a step."""
 
     splits: int
     residents: int

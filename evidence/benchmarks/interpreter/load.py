@@ -1,4 +1,4 @@
-"""What a step of a 1B model asks of the interpreter, thread by thread, and of which version.
+"""Load of a 1B model's step on the interpreter, thread by thread, and by version.
 
     python -m evidence.benchmarks.interpreter.load [--against CHECKOUT] [--role gpu|cpu]
 
@@ -40,7 +40,7 @@ ALL, WALL = "all threads", "wall"
 
 @dataclass(frozen=True)
 class Load:
-    """What a step took, in seconds."""
+    """Cost of a step on the interpreter, in seconds."""
 
     wall: float
     cpu: dict[str, float]

@@ -1,4 +1,4 @@
-"""Who holds the interpreter lock of another process, by looking at its memory.
+"""Holders of another process's interpreter lock, by looking at its memory.
 
 CPU time is an upper bound only: torch and C give the lock up while they compute. CPython up to
 3.11 keeps the thread that holds the lock in `_PyRuntime`. The measured process says where that is
@@ -19,10 +19,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 OUTSIDE, OTHER, COUNTED, BARE = range(4)
-"""Where the training thread is.
-
-Between two turns; in a turn, but not in a section; in one that counts; in one to be subtracted.
-"""
+"""Places of the training thread: between two turns; in a turn, but not in a section; in a section
+that counts; in one to be subtracted."""
 SAMPLE_SECONDS = 1e-3
 """Seconds between two looks. The watching process needs a core too, for as short as may be."""
 FREE_SECONDS = 5.0
@@ -33,7 +31,7 @@ _STATE_WORDS = 40
 
 
 class LockFacts:
-    """What a process lets its parent know of its lock."""
+    """Facts about its lock that a process shares with its parent."""
 
     def __init__(self) -> None:
         """Start between turns."""
@@ -41,7 +39,7 @@ class LockFacts:
 
     @property
     def section(self) -> int:
-        """Where the training thread is."""
+        """Place of the training thread."""
         return self._section.value
 
     @section.setter

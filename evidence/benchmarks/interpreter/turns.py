@@ -72,7 +72,7 @@ def thread_seconds() -> dict[str, float]:
 
 
 def role_of(name: str) -> str | None:
-    """Return what a thread of this name does; None for one that is not the engine's.
+    """Return the role of a thread by its name; None for one that is not the engine's.
 
     >>> [role_of(name) for name in ("zenflow-host-1", "zenflow-h2d-end", "MainThread", "other")]
     ['host', 'h2d-end', 'training', None]

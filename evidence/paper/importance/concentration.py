@@ -1,4 +1,4 @@
-"""Where a gradient's energy is, and for how long: measured while a small model is fine-tuned.
+"""Concentration of gradients' energy, and its duration, while a small model is fine-tuned.
 
 Energy is squared norm. The published numbers are of Qwen2.5-0.5B on Alpaca; the model here is
 hundreds of times smaller, and a smaller model concentrates less.

@@ -1,4 +1,4 @@
-"""How concentrated gradients are, and for how long: arithmetic on squared column norms.
+"""Gradient shares: arithmetic on squared column norms.
 
 Shapes: P split matrices, each (O, I); a column is one of the I input channels. All shares are of
 the squared norm over all matrices; the best columns are the best of each matrix, as the engine

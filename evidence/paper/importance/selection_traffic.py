@@ -1,4 +1,4 @@
-"""What a selection exchanges between devices: column norms against full gradients."""
+"""Traffic of a selection between devices: column norms against full gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where ZenFlow loses: a language model from scratch, beside the same model's fine-tuning."""
+"""Loss of a language model trained from scratch with ZenFlow, compared with its fine-tuning."""
 
 from evidence.paper.shown import shown
 

@@ -1,4 +1,4 @@
-"""What each ingredient contributes: selection, interval, overlap, placement.
+"""Contribution of each ingredient: selection, interval, overlap, placement.
 
 Simulated for the paper's machine from its published phases, simulated as released for the set-up
 on which overlap was measured independently, and emulated here with the real engine.
@@ -264,7 +264,7 @@ def _draw_rungs(
 
 
 def _draw_released(axes: Axes, released: Mapping[str, float]) -> None:
-    """Draw what was measured of the released code beside what is predicted of it."""
+    """Draw the released code's measurements beside its predictions."""
     places = np.arange(len(_measured()))
     measured = [item.seconds for item in _measured().values()]
     for shift, seconds, colour, label in (

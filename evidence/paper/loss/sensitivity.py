@@ -1,4 +1,4 @@
-"""What k and S do: step time and staleness over an emulated link, and the loss.
+"""Effect of k and S: step time and staleness over an emulated link, and the loss.
 
 The loss does not depend on timing: it is measured; step times are emulated. The published rule
 (aligned windows that land a window late) and the default are swept alike.

@@ -35,11 +35,11 @@ class Run:
 
     summary: Mapping[str, Any]
     rows: Sequence[Mapping[str, Any]]
-    """Rows of steps.jsonl."""
+    """Rows of steps.jsonl, in order."""
 
 
 def common(job: Job, steps: int) -> TrainSettings:
-    """Return what all runs share: a model with random weights on the default data.
+    """Return the settings of all runs: a model with random weights on the default data.
 
     In a smoke test the model is tiny and the steps are few.
     """
@@ -93,7 +93,7 @@ def settled(run: Run) -> Sequence[Mapping[str, Any]]:
 
 
 def describe(settings: TrainSettings) -> dict[str, Any]:
-    """Return what a record says of its runs."""
+    """Return a record's description of its runs."""
     return {
         "steps": settings.steps,
         "lr": settings.lr,

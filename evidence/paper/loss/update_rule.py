@@ -1,4 +1,4 @@
-"""What each knob of the update rule wins back: the ablation's record."""
+"""Gain by each knob of the update rule: the ablation's record."""
 
 from evidence.paper.shown import shown
 

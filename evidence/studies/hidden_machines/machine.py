@@ -66,7 +66,7 @@ _PART_NOISE = 0.04
 _RHO_NOISE = 0.02
 
 CONFIG = ZenFlowConfig()
-"""What every method starts from."""
+"""Configuration that every method starts from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,13 +148,13 @@ class HiddenMachine:
         self._noise = np.random.default_rng([self.seed, 1])
 
     def afresh(self) -> HiddenMachine:
-        """Return the same machine before anything was measured; what was simulated is kept."""
+        """Return the machine before anything was measured; simulations are kept."""
         other = HiddenMachine(self.seed)
         other._simulated = self._simulated
         return other
 
     def step_seconds(self, knobs: Knobs) -> float:
-        """Return what a step takes without noise, selections aside."""
+        """Return the seconds of a step without noise, selections aside."""
         forecast = self._forecast(knobs)
         busy, step = forecast.busy_seconds, forecast.step_seconds
         copies, host = (busy["d2h"] + busy["h2d"]) / step, busy["host"] / step
@@ -171,7 +171,7 @@ class HiddenMachine:
         return {knobs: self.progress(knobs) for knobs in settings}
 
     def measure(self, knobs: Knobs) -> Stretch:
-        """Return what an engine would measure of a stretch of steps."""
+        """Return an engine's measurement of a stretch of steps."""
         count = stretch_steps(knobs)
         mean, noise = robust_mean(self._step_times(knobs, count), knobs.update_interval)
         busy = {

@@ -36,14 +36,14 @@ _ASKS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What every method knows before the run."""
+    """Facts that every method knows before the run."""
 
     workload: Workload
     profile: HardwareProfile
     space: SearchSpace
     constraints: Constraints
     settings: tuple[Knobs, ...]
-    """Those of the space that fit the machine's memory."""
+    """Settings of the space that fit the machine's memory."""
     num_windows: int
     """Stretches that will be measured."""
     num_trials: int
@@ -92,7 +92,7 @@ class AbstractMethod(ABC):
         """Return the setting that the next stretch is measured at."""
 
     def record(self, stretch: Stretch) -> None:  # noqa: B027 - some methods learn nothing
-        """Take what was measured."""
+        """Take a measurement."""
 
     def final_knobs(self) -> Knobs:
         """Return the setting to go on with, once the last stretch is recorded."""

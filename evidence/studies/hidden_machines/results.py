@@ -1,4 +1,4 @@
-"""What tuning on hidden machines showed: figures, aims, tables, picture, from rows alone."""
+"""Results of tuning on hidden machines: numbers, aims, tables, picture, from rows alone."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def result_of(rows: Rows, method: str) -> dict[str, Any]:
-    """Return what a method's rows without drift say; there must be some.
+    """Return the statistics of a method's rows without drift; there must be some.
 
     ``slowdown`` (against the best fixed setting: each seed's mean over all stretches) and
     ``final_regret`` are (mean, median, 90th percentile) over the seeds. ``worst_over_default`` is
@@ -135,7 +135,7 @@ def _steady_table(rows: Rows) -> Table:
 
 
 def _drift_table(rows: Rows, drift_at: int) -> list[Table]:
-    """Return what happens after the drift, and on which share of the seeds it is over."""
+    """Return each method's regrets around the drift, and the stretches until it recovers."""
     methods = methods_of(rows, drifts=True)
     if not methods:
         return []

@@ -78,7 +78,7 @@ def _run(cell: Cell, job: Job) -> Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What a method did to one machine."""
+    """Course of a method on one machine."""
 
     knobs: Sequence[Knobs]
     """Settings of every stretch."""

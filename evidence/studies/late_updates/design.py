@@ -1,4 +1,4 @@
-"""Which runs compare the rules for late updates: the most telling first."""
+"""Runs that compare the rules for late updates: the most telling first."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Group:
     """One regime at one learning rate, with its rules and their windows."""
 
     regime: str
-    """Kind of training."""
+    """Kind of training, such as fine-tuning."""
     lr: float
-    """Peak learning rate."""
+    """Peak learning rate of AdamW."""
     rules: Sequence[tuple[str, int]]
     """Name of each rule and its S."""
 

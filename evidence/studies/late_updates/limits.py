@@ -1,4 +1,4 @@
-"""How large learning rate times curvature may be, by rule: eigenvalues of the rule on a quadratic.
+"""Limits of learning rate times curvature, by rule: eigenvalues of the rule on a quadratic.
 
 The loss is h/2 (a w)^2 with a unit vector a, spread evenly over one group of columns for each
 phase. All columns are deferred, the worst case. A second moment that has settled is a constant

@@ -25,7 +25,7 @@ class Group:
     params: Sequence[nn.Parameter]
     """Parameters in the order of the model."""
     weight_decay: float
-    """Decoupled decay."""
+    """Decoupled weight decay (AdamW's)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,7 +52,7 @@ def mean_share(uses: int, beta1: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What happens to deferred columns."""
+    """Treatment of deferred columns: one rule for late updates."""
 
     name: str
     """Name for the reader."""
@@ -96,7 +96,7 @@ class Block:
         """Step at which the window ends; at which the upload lands; steps in the window so far."""
 
     def device(self, t: int, grad: Tensor, energy: Tensor, clip: float, hyper: Hyper) -> None:
-        """Do what the device does once a gradient is final, before the norm of all is known.
+        """Do the device's part once a gradient is final, before the norm of all is known.
 
         Args:
             t: Step, from 1.

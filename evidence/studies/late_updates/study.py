@@ -1,4 +1,4 @@
-"""What rules for late updates cost in loss, with logical delays and without the engine."""
+"""Cost of rules for late updates in loss, with logical delays and without the engine."""
 
 from __future__ import annotations
 

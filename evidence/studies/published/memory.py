@@ -20,7 +20,7 @@ _LESS_SURE = 0.9
 
 
 def verdict_of(row: Mapping[str, Any]) -> str:
-    """Return what is predicted of a case: fits, may fit, or does not fit."""
+    """Return the prediction of a case: fits, may fit, or does not fit."""
     if row["need_bytes"] > row["device_bytes"]:
         return "does not fit"
     return "fits" if row["chance"] >= FITS_AT else "may fit"
@@ -68,7 +68,7 @@ def _predict(case: MemoryCase) -> dict[str, Any]:
 
 
 def outcome_of(row: Mapping[str, Any]) -> MemoryOutcome:
-    """Return what a row says of the spread of predicted memory."""
+    """Return a row's evidence on the spread of predicted memory."""
     return MemoryOutcome(
         predicted=row["predicted_bytes"],
         room=row["device_bytes"],
@@ -120,7 +120,7 @@ MEMORY_COLUMNS = (
     Column(head="chance", show=lambda row: f"{row['chance']:.0%}"),
     Column(head="verdict", show=_said),
 )
-"""What a table says of a case, bytes in GB."""
+"""Columns of a table of cases, bytes in GB."""
 
 
 def memory_table(rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -107,7 +107,7 @@ def _topic(title: str, groups: Sequence[str], rows: Sequence[Mapping[str, Any]])
 
 
 def _introduction(record: Mapping[str, Any], folder: str) -> list[str]:
-    """Return what predictions are made of, how rows were chosen, and what ranges hold."""
+    """Return the text on how predictions are made, how rows were chosen, and what ranges hold."""
     rows = record["rows"]
     met = sum(abs(row["error"]) <= AIM for row in rows)
     share, each = record["deepspeed_share"], record["deepspeed_bytes_per_parameter"]
@@ -163,7 +163,7 @@ def _introduction(record: Mapping[str, Any], folder: str) -> list[str]:
 
 
 def _open(group: str) -> list[str]:
-    """Return what a group's sources leave open, if there is anything."""
+    """Return the text on facts that a group's sources leave open, if there are any."""
     names = published().groups[group].open
     return ["", f"Open: {', '.join(names)}."] if names else []
 
@@ -206,7 +206,7 @@ def _rows_held(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _held(found: Mapping[str, Any]) -> str:
-    """Return what the factor for what the model leaves out is, and what the ranges hold."""
+    """Return the text on the factor for the model's own error, and on what the ranges hold."""
     rows = _rows_held(found)
     names = ("rows", "figures", "without_the_row", "without_the_group")
     count, alone, single, others = (sum(row[name] for row in rows) for name in names)

@@ -194,7 +194,7 @@ REGIMES = (
     Column(head="90th percentile", show=lambda row: f"{row['p90']:.1%}"),
     Column(head=f"within {AIM:.0%}", show=lambda row: f"{row['within']} of {row['rows']}"),
 )
-"""What a table says of a regime's absolute errors."""
+"""Columns of a table of a regime's absolute errors."""
 
 
 def _make(job: Job) -> Data:
@@ -249,7 +249,7 @@ COLUMNS = (
     Column(head="range", show=lambda row: _span(row["interval_seconds"])),
     Column(head="roofline", show=lambda row: milliseconds(row["roofline_seconds"])),
 )
-"""What a table says of a measurement, times in milliseconds."""
+"""Columns of a table of measurements, times in milliseconds."""
 
 
 def milliseconds(seconds: float | None) -> str:

@@ -30,12 +30,12 @@ _SHOWN = 60
 _SUBJECTS = ("film", "plot", "cast", "score", "script", "ending", "pace", "camera")
 _WORDS = (("bad", "dull", "weak", "lame"), ("good", "fine", "warm", "sharp"))
 _EXTRAS = ("", " and long", " again", " for two hours", " from start to end")
-"""What the made-up sentences of smoke tests are put together from."""
+"""Words of the made-up sentences of smoke tests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sentences:
-    """What a study trains on, and what it tests on once a run has ended."""
+    """Sentences that a study trains on, and those that test a run once it has ended."""
 
     name: str
     train: tuple[Sentence, ...]

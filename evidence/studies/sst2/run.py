@@ -32,7 +32,8 @@ _KEPT = (
     "eval_loss", "final_train_loss", "captured_energy", "steps", "max_staleness", "config",
     "tuning", "emulated_link", "num_params", "device",
 )  # fmt: skip
-"""What a record takes of a run's summary. Seconds are not among it: runs share the machine."""
+"""Fields of a run's summary that a record takes. Seconds are not among them: runs share the
+machine."""
 
 POOL_BATCHES = 16
 """Batches whose sentences are sorted by length together. A pool is drawn at random anew in each

@@ -47,16 +47,16 @@ PROTOCOL = TrainSettings(
     host_threads=1,
     timeline_steps=0,
 )
-"""How every strategy fine-tunes; what BERT's own fine-tuning uses."""
+"""Protocol of every strategy's fine-tuning: that of BERT's own."""
 
 SMOKE = replace(PROTOCOL, model="own:tiny", batch_size=8, epochs=3, lr=3e-3, sequence=48)
-"""The same for a model made on the spot from random weights, which takes larger steps."""
+"""Protocol for a model made on the spot from random weights, which takes larger steps."""
 
 _SHARED = (
     "epochs", "lr", "schedule", "warmup", "max_grad_norm", "batch_size", "sequence", "betas",
     "eps", "weight_decay", "dtype",
 )  # fmt: skip
-"""What a record says of the protocol."""
+"""Facts of the protocol that a record has."""
 _SMOKE_STRATEGIES = "zero_offload,zenflow S=8,auto"
 _LONG_WINDOWS = "zenflow_paper S=16"
 """The variant of which a loss of accuracy has been published."""
@@ -70,7 +70,7 @@ _POINTS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What all runs share."""
+    """Model, data and protocol that all runs share."""
 
     sentences: Sentences
     """Sentences to train and to test on."""
@@ -84,7 +84,7 @@ class Subject:
     """Strategies that are compared."""
 
     def header(self) -> Data:
-        """Return what decides all runs, timing aside."""
+        """Return everything that decides all runs, timing aside."""
         protocol = self.protocol.to_dict()
         return {
             "model": self.model,
@@ -126,7 +126,7 @@ class Subject:
 
 @lru_cache(maxsize=2)
 def subject(scope: Scope) -> Subject:
-    """Return what a scope is about.
+    """Return the model, data and protocol of a scope.
 
     Raises:
         NeedsInputError: It names no sentences.
@@ -235,7 +235,7 @@ def _interval_loss(comparison: Comparison) -> Finding:
 
 
 def _title(header: Mapping[str, Any]) -> str:
-    """Return what was compared, in a line."""
+    """Return the comparison in a line."""
     model = str(header["model"]).removeprefix("package:")
     return (
         f"{model} on {header['data']}: {header['num_train']} sentences, {header['epochs']:g} "

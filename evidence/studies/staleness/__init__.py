@@ -1,1 +1,1 @@
-"""What late updates cost in steps of AdamW."""
+"""Cost of late updates in steps of AdamW."""

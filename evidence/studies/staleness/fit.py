@@ -1,4 +1,4 @@
-"""From runs to constants: what a higher loss is in steps, and so what each setting cost.
+"""Fit from runs to constants: a higher loss in steps, and so the cost of each setting.
 
 A setting's *efficiency* is the share of its steps with which the device alone would have reached
 the same loss. Pure arithmetic on the rows of a record, no torch.
@@ -28,7 +28,7 @@ there, and costs so steep would bend the formulas where they are of use."""
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What an excess of loss is in steps, at one learning rate.
+    """Exchange rate from an excess of loss to steps, at one learning rate.
 
     A run with ``share`` of the steps has a loss that lies linear x + curved x^2 above the whole
     run's, relative to it, with x = ln(1 / share).
@@ -71,7 +71,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What one setting of the knobs cost at one learning rate."""
+    """Cost of one setting of the knobs at one learning rate."""
 
     lr: float
     knobs: Knobs
@@ -83,7 +83,7 @@ class Setting:
     excess: float
     """Loss over the device's of the same seed, less 1; mean over seeds."""
     efficiencies: tuple[float, ...]
-    """Efficiencies by seed."""
+    """Efficiency of each run, by seed."""
 
     @property
     def is_fitted(self) -> bool:
@@ -92,7 +92,7 @@ class Setting:
 
     @property
     def efficiency(self) -> float:
-        """That of the mean cost over seeds."""
+        """Efficiency of the mean cost over seeds."""
         return 1 / (1 + self.cost)
 
     @property
@@ -164,7 +164,7 @@ def shorter_runs(rows: Rows) -> dict[tuple[float, float], list[float]]:
 
 
 def settings_of(rows: Rows, exchanges: Mapping[float, Exchange]) -> list[Setting]:
-    """Return what each setting cost, in the order of the rows, all seeds of one together."""
+    """Return the cost of each setting, in the order of the rows, all seeds of one together."""
     whole = _whole_runs(rows)
     runs: dict[tuple[float, Knobs], list[Mapping[str, Any]]] = {}
     for row in rows:

@@ -19,7 +19,7 @@ from autotune.efficiency import DelayCost
 Array: TypeAlias = NDArray[np.float64]
 
 _POWERS, _RATE_POWERS = (0.5, 6.0), (0.0, 6.0)
-"""Where the two exponents are looked for."""
+"""Ranges in which the two exponents are sought."""
 _GRID_POINTS = 25
 _ZOOMS = 8
 
@@ -28,7 +28,7 @@ class Measured(NamedTuple):
     """One setting and what it cost."""
 
     interval: int
-    """S, in steps."""
+    """Window length S in steps."""
     rate: float
     """Learning rate over AdamW's best."""
     rho: float

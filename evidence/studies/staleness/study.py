@@ -1,4 +1,4 @@
-"""What late updates cost: the record that the tuner's model of efficiency rests on.
+"""Cost of late updates: the record that the tuner's model of efficiency rests on.
 
 The small model of the accuracy study is trained from random weights, where late updates hurt most:
 on the device for several numbers of steps, and under the default preset with other windows and

@@ -35,7 +35,7 @@ WITHIN = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """How long contests are."""
+    """Lengths of contests, in steps."""
 
     turns: int
     """Number of the tuned run's turns. After each, one of the two fixed settings takes one: all
@@ -62,7 +62,7 @@ class Contest:
     best: str
     """The grid's best setting."""
     final: str
-    """Where the tuned run ended."""
+    """Setting in which the tuned run ended."""
     tuned: float
     """Progress: steps of AdamW's worth per second, over the whole run."""
     fixed_best: float

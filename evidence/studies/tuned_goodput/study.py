@@ -1,4 +1,4 @@
-"""What tuning claims on the real engine, measured: no fixed setting is much better.
+"""Claims of tuning on the real engine, measured: no fixed setting is much better.
 
 A small decoder goes on training over three emulated links. For each a grid of fixed settings is
 measured; then a tuned run, the grid's best setting and the defaults take turns, and goodput is

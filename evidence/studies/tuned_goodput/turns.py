@@ -74,7 +74,7 @@ class Side:
 
     @property
     def knobs(self) -> Knobs:
-        """In force."""
+        """Knobs in force."""
         log = self.optimizer.decision_log
         return log[-1][1] if log else self._start
 
@@ -116,7 +116,7 @@ class GridPoint:
 
 
 def measure_grid(settings: TrainSettings, grid: Sequence[Knobs]) -> list[GridPoint]:
-    """Return what every setting takes, in one training that goes from each to the next."""
+    """Return the seconds of every setting, in one training that goes from each to the next."""
     points = []
     script = Scripted(Knobs.of(settings.config(None)))
     with side(settings, script) as run:

@@ -1,1 +1,1 @@
-"""What each knob of the update rule is worth."""
+"""Worth of each knob of the update rule."""

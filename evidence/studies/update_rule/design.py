@@ -1,4 +1,4 @@
-"""Which runs the ablation of the update rule has: one setting at a time around the preset.
+"""Runs of the update rule's ablation: one setting at a time around the preset.
 
 Every setting is changed alone around the preset ``zenflow``. The published rule and the delayed
 update stand beside it.

@@ -1,4 +1,4 @@
-"""What each setting of the update rule does to the loss: findings and picture."""
+"""Effect of each setting of the update rule on the loss: findings and picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ablation of the update rule says: arithmetic on its rows.
+"""Summary of the update rule's ablation: arithmetic on its rows.
 
 An *excess* is a run's held-out loss over that of the run on the device with the same seed and
 learning rate, less 1. Runs made by the study are compared with runs on the device made by it,
@@ -22,7 +22,7 @@ NOTICED = 0.005
 
 
 def summarise(rows: Rows) -> dict[str, Any]:
-    """Return what is compared, by regime and learning rate, JSON-ready.
+    """Return the comparisons, by regime and learning rate, JSON-ready.
 
     ``groups`` has every variant's excesses and how they differ from the preset's, ``repeated`` how
     far runs on the device made twice lie apart.

@@ -67,7 +67,7 @@ def read_config_file(
 
 
 def tuned_for(path: Path) -> str | None:
-    """Return what model and machine a file's knobs were found for; None if nobody says."""
+    """Return the model and machine that a file's knobs were found for; None if unknown."""
     about = _parse(path).get("tuned_for")
     if not isinstance(about, Mapping):
         return None
@@ -93,11 +93,11 @@ def with_flags(from_file: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[s
 
 
 def said_of_rates(path: Path, settings: Mapping[str, Any], flags: Collection[str]) -> str | None:
-    """Return what a DeepSpeed JSON makes of the learning rate; None for a file of our own.
+    """Return a sentence on a DeepSpeed JSON's learning rate; None for a file of our own.
 
     Args:
         path: The file.
-        settings: What it says.
+        settings: Settings that the file stands for.
         flags: Names of the settings that flags give.
     """
     if not _DEEPSPEED_KEYS & _parse(path).keys() or {"schedule", "warmup"} & set(flags):

@@ -34,7 +34,7 @@ _LONGEST_VALUE = 30
     help="Settings for `zenflow train --config`: TOML, or .json.",
 )
 def convert_command(source: Path, output: Path | None) -> None:
-    """Say what becomes of each key of a DeepSpeed JSON, and how to train as it says.
+    """Explain each key of a DeepSpeed JSON, and how to train as it says.
 
     Ends with code 1 if a key would change results and can't be honoured.
     """

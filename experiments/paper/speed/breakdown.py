@@ -1,4 +1,4 @@
-"""Where the time of a ZeRO-Offload step goes: Llama-2-7B on 4 A100."""
+"""Breakdown of a ZeRO-Offload step's time: Llama-2-7B on 4 A100."""
 
 from __future__ import annotations
 

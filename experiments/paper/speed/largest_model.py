@@ -28,7 +28,7 @@ _STRATEGIES = {
 }
 """Name of each in the picture, the strategy whose colour it has there, and its line."""
 _DEVICES = (16, 24, 32, 48, 80, 141)
-"""GiB."""
+"""Sizes of devices' memory, GiB."""
 _HOSTS = (32, 64, 128, 256, 512, 1024, 2048)
 _ENOUGH_HOST, _ENOUGH_DEVICE = 4096, 80
 """Memory of the side that is not varied."""

@@ -21,7 +21,7 @@ _RATIOS = (0.05, 0.1, 0.3, 0.5)
 _INTERVALS = (1, 2, 4, 8, 16)
 _WIDTH, _LAYERS = 256, 4
 _SETTLING, _COUNTED = 2, 2
-"""Windows."""
+"""Numbers of windows that settle, and that are counted."""
 _NOTE = (
     "In model copies M of 2 bytes a parameter, both ways together. Simulated: Llama-2-7B on an "
     f"A100. Measured: the engine's counters in a run of {_LAYERS} matrices of {_WIDTH} x "

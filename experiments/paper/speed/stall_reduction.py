@@ -1,4 +1,4 @@
-"""How much of ZeRO-Offload's stall is gone, per model and machine, and over an emulated link."""
+"""Reduction of ZeRO-Offload's stall, per model and machine, and over an emulated link."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How busy the GPU is over 30 seconds, under ZeRO-Offload and under ZenFlow."""
+"""Utilisation of the GPU over 30 seconds, under ZeRO-Offload and under ZenFlow."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How a sweep's points are worked through: processes, machines, and what is kept."""
+"""Execution of a sweep: processes, machines, and the files that keep its points."""

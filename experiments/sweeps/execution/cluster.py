@@ -21,7 +21,7 @@ _AHEAD = 4
 _PATIENCE = 0.5
 """Seconds between two looks at whether to stop."""
 _CONNECTING = 20
-"""Seconds."""
+"""Largest wait for a connection, seconds."""
 
 
 def check_cluster() -> None:

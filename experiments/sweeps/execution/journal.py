@@ -39,7 +39,7 @@ class Journal:
     """
 
     def __init__(self, folder: Path, sweep: Mapping[str, Any]) -> None:
-        """Read what is there.
+        """Read the points that the folder has.
 
         Raises:
             ConfigError: The folder holds another sweep, or something else.

@@ -45,7 +45,7 @@ class Task:
 
     points: list[int]
     tries: int = 0
-    """So far, that ended with the process."""
+    """Number of tries so far that ended with the process."""
 
 
 def tasks_of(points: Sequence[int], workers: int) -> list[list[int]]:
@@ -134,7 +134,7 @@ class _Crew:
                 return
 
     def _received(self, worker: _Worker, tasks: deque[Task]) -> Iterator[Batch]:
-        """Yield what lies in a pipe; where the process is gone another takes its place."""
+        """Yield the messages in a pipe; where the process is gone another takes its place."""
         try:
             while worker.task is not None and worker.pipe.poll():
                 batch = worker.pipe.recv()

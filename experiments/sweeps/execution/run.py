@@ -26,7 +26,7 @@ ENGINES = ("local", "dask")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """Who works through the points.
+    """Means by which points are computed: processes here, or a cluster.
 
     Raises:
         ConfigError: A scheduler is given to an engine without one.
@@ -69,7 +69,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a call of `run_sweep` came to."""
+    """Result of a call of `run_sweep`."""
 
     found: Batch
     """Every point that has a result, in the order of the grid."""

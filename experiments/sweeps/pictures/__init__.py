@@ -1,1 +1,1 @@
-"""What is drawn and printed of a sweep's table."""
+"""Pictures and texts of a sweep's table."""

@@ -53,7 +53,7 @@ def write_pictures(frame: pd.DataFrame, sweep: Sweep, value: str, folder: Path) 
 
 
 def summary(sweep: Sweep, found: Batch, *, shown: int) -> str:
-    """Return what became of the points, and the fastest ones."""
+    """Return the counts of points by outcome, and the fastest ones."""
     methods = counted(found, "method")
     listed = ", ".join(f"{count} {status}" for status, count in counted(found, "status").items())
     lines = [

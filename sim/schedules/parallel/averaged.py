@@ -24,8 +24,8 @@ from zenflow.config import ZenFlowConfig
 _Averaged = tuple[list[int], simpy.Event]
 """Indices of a bucket's segments, and the end of its average."""
 _PASSES_OF_GATHERED = 2
-"""Number of times that the device writes columns which it has gathered: put together, and into the
-weights."""
+"""Number of times that the device writes columns which it has gathered: once put together, once
+into the weights."""
 
 
 class AveragedEngineSchedule(EngineSchedule):

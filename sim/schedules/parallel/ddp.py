@@ -16,7 +16,7 @@ from sim.timing.framework import ddp_hooks, optimizer_seconds
 BUCKET_BYTES = 25 * 2**20
 """Bytes at which a bucket of DDP is full, by default."""
 FIRST_BUCKET_BYTES = 2**20
-"""Bytes of the first one, by default: the first average begins early."""
+"""Bytes of DDP's first bucket, by default: the first average begins early."""
 
 
 def buckets_of(costs: StepCosts, bucket_bytes: int | None = None) -> list[list[int]]:

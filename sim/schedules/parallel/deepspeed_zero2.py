@@ -139,10 +139,10 @@ def _memory(case: SystemCase) -> SystemParts:
 
 
 def step_parts(case: SystemCase, share: float, kept: float) -> list[Part]:
-    """Return what a step holds for a tensor that it updates, which is a flat one.
+    """Return the memory of a step for a flat tensor that it updates.
 
-    Gradients are flattened, a copy, and cast to float32. What they were in is dropped before
-    AdamW starts.
+    Gradients are flattened, a copy, and cast to float32. Their buffers are dropped before AdamW
+    starts.
 
     Args:
         case: Workload, machine and options.

@@ -30,13 +30,14 @@ from sim.timing.framework import zero3_hooks
 from zenflow.errors import ConfigError
 
 Offload = Literal["none", "optimizer", "all"]
-"""What lies on the host: nothing; gradients and states; weights, too."""
+"""Data that lies on the host: nothing; gradients and states; weights, too."""
 SUB_GROUP = 1_000_000_000
 """Elements of DeepSpeed's default ``sub_group_size``, which are updated together."""
 _REUSE_DISTANCE = 1_000_000_000
-"""Elements of its default ``stage3_max_reuse_distance``: what is used again sooner stays whole."""
+"""Elements of DeepSpeed's default ``stage3_max_reuse_distance``: weights that are used again
+sooner stay whole."""
 _PREFETCHED = 50_000_000
-"""Elements of its default ``stage3_prefetch_bucket_size``."""
+"""Elements of DeepSpeed's default ``stage3_prefetch_bucket_size``."""
 
 
 class DeepSpeedZero3(FullyShardedDataParallel):
@@ -192,4 +193,4 @@ ZERO3_OFFLOAD = System(
     schedule=functools.partial(DeepSpeedZero3, offload="optimizer"),
     memory=_memory,
 )
-"""The same with `offload_optimizer`."""
+"""DeepSpeed's ZeRO-3 with `offload_optimizer`."""

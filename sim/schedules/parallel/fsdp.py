@@ -274,4 +274,4 @@ FSDP2_OFFLOAD = System(
     schedule=functools.partial(FullyShardedDataParallel, offload=True),
     memory=_memory,
 )
-"""FSDP2 with `CPUOffloadPolicy`."""
+"""PyTorch's FSDP2 with `CPUOffloadPolicy`."""

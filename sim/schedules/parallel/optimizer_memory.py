@@ -7,7 +7,7 @@ from sim.timing.framework import optimizer_temporaries
 
 
 def optimizer_part(case: SystemCase, elements: float, largest: float | None = None) -> Part:
-    """Return what the optimizer that a system's options name takes in its step.
+    """Return the temporary memory of the optimizer that a system's options name.
 
     Args:
         case: Workload, machine and options.

@@ -25,7 +25,7 @@ _Adding = tuple[int, simpy.Event]
 
 
 class ShardedEngineSchedule(EngineSchedule):
-    """The engine's rule on sharded weights."""
+    """The engine's rule on weights that are sharded as by FSDP2."""
 
     def __init__(
         self,

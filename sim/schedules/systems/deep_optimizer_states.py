@@ -16,7 +16,7 @@ from sim.schedules.schedule import AbstractSchedule, Step, System, refuse_below_
 from sim.timing.costs import StepCosts, costs_of
 
 _DEVICE_BUFFERS = 2
-"""Sub-groups' states on the device at once: one moves while another is updated."""
+"""Number of sub-groups' states on the device at once: one moves while another is updated."""
 
 
 class DeepOptimizerStates(AbstractSchedule):
@@ -64,7 +64,7 @@ class DeepOptimizerStates(AbstractSchedule):
         self._returned: list[simpy.Event] = []
 
     def _step_seconds(self, stride: int) -> float:
-        """Return what a step takes at least: each part of the machine has its work to do."""
+        """Return the least seconds of a step: each part of the machine has its work to do."""
         rates, size = self.machine.rates, self.costs.dtype_bytes
         states = [elements * STATE_BYTES for elements in self._sizes[stride - 1 :: stride]]
         up, on_device = sum(states), sum(states) / STATE_BYTES

@@ -176,7 +176,7 @@ class DeepSpeedZenFlow(AbstractSchedule):
 
 
 def _at_most(kind: FlowKind, rate: float) -> FlowKind:
-    """Return the same flow at no more than this rate, bytes/s: pageable copies, or fewer cores."""
+    """Return a flow kind with a largest rate, bytes/s: pageable copies, or fewer cores."""
     return replace(kind, name=f"{kind.name} at {rate:g}", max_rate=min(kind.max_rate, rate))
 
 

@@ -22,14 +22,13 @@ from sim.timing.costs import Segment, StepCosts
 from sim.timing.framework import deepspeed_hooks, non_finite_bytes, norm_bytes
 
 RELEASED = OffloadTraffic(down=4.0, prepare=8.0, update=28.0, convert=6.0, up=2.0)
-"""What the last micro-batch and the step move.
+"""Traffic of the last micro-batch and the step, bytes for each element.
 
 - Gradients leave as float32 (4), and their norm is taken on the device.
 - Unscaling and clipping read and write them (8).
-- AdamW moves 28; the master is then cast into a 16-bit buffer (4 + 2).
-"""
+- AdamW moves 28; the master is then cast into a 16-bit buffer (4 + 2)."""
 _NOTHING = 1e-6
-"""Bytes that stand for none."""
+"""Bytes that stand for no traffic at all."""
 _MEASURED = 28
 """Bytes of an element on the host, all in all, in DeepSpeed issue 7693."""
 
@@ -52,7 +51,7 @@ def around_rate(host: Host) -> float:
 
 
 def host_seconds(machine: Machine, num_params: float) -> float:
-    """Return how long one device's part of the CPU step takes that nothing competes with."""
+    """Return the seconds of one device's part of the CPU step, if nothing competes with it."""
     around = machine.bounded_host(around_rate(machine.hardware.host))
     return least_seconds(machine, machine.host_kind, RELEASED.update * num_params) + least_seconds(
         machine, around, (RELEASED.prepare + RELEASED.convert) * num_params

@@ -46,10 +46,10 @@ _LOGITS = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Design:
-    """What tells systems that stream weights apart."""
+    """Differences between the systems that stream weights."""
 
     updates: Literal["after", "layerwise", "late"]
-    """When the CPU updates: after backward, layer by layer within it, or behind the next step."""
+    """Time of the CPU's update: after backward, layer by layer in it, or behind the next step."""
     update_bytes: float
     """Bytes of DRAM that an update moves for each parameter in 16 bits."""
     host: tuple[tuple[str, Literal["pageable", "pinned"], float], ...]

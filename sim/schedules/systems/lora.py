@@ -86,7 +86,7 @@ class Lora(OnDevice):
 
 
 class Qlora(Lora):
-    """The same with frozen weights in NF4, scales quantised too.
+    """LoRA with frozen weights in NF4, whose scales are quantised too.
 
     Every pass reads a matrix in 4 bits and writes it in 16, and its scales in float32 twice.
     """
@@ -233,7 +233,7 @@ def _memory(case: SystemCase, *, quantises: bool) -> SystemParts:
 
 
 def _less_activations(workload: Workload, rank: int, targets: str, *, keeps_inputs: bool) -> float:
-    """Return by how much a layer's activations differ from those of full training.
+    """Return the bytes by which a layer's activations differ from full training's.
 
     A frozen matrix without an adapter needs no input, which it may keep all the same. An adapter
     keeps what is between A and B.

@@ -26,7 +26,7 @@ _LEAST_QUANTISED = 4096
 
 @dataclass(frozen=True, slots=True)
 class MomentFormat:
-    """How both moments of a tensor are stored."""
+    """Storage format of both moments of a tensor."""
 
     bits: int
     """Bits of an element of one moment."""
@@ -57,7 +57,7 @@ class _QuantisedStates(OnDevice):
         float32_master: bool = False,
         float_embeddings: bool = False,
     ) -> None:
-        """Take what is kept in full precision.
+        """Settle which weights and moments stay in full precision.
 
         Args:
             machine: What it runs on.
@@ -78,13 +78,13 @@ class _QuantisedStates(OnDevice):
 
 
 class AdamW8bit(_QuantisedStates):
-    """Moments in 8 bits."""
+    """AdamW with both moments in 8 bits."""
 
     moments = EIGHT_BITS
 
 
 class AdamW4bit(_QuantisedStates):
-    """Moments in 4 bits."""
+    """AdamW with both moments in 4 bits."""
 
     moments = FOUR_BITS
 

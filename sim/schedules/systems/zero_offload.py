@@ -86,7 +86,7 @@ class Delayed(AbstractSchedule):
     """
 
     _updated: Sequence[simpy.Event] = ()
-    """What the last step's update set off."""
+    """Ends of the uploads of the last step's update."""
 
     def _step(self, step: int) -> Step:
         machine = self.machine

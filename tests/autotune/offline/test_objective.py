@@ -3,13 +3,13 @@
 import pytest
 
 from autotune.efficiency import FITTED
-from autotune.offline.objective import OBJECTIVES, TrialFigures, dominates, goodput, objectives_of
+from autotune.offline.objective import OBJECTIVES, TrialMetrics, dominates, goodput, objectives_of
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 from zenflow.knobs import Knobs
 
 KNOBS = Knobs.of(ZenFlowConfig(update_interval=4))
-DONE = TrialFigures(
+DONE = TrialMetrics(
     step_seconds=0.5,
     stall_seconds=0.1,
     device_bytes=2e9,

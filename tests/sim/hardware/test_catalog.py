@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from sim.hardware import catalog
 from sim.hardware.catalog import assemble, find_device, find_host, find_machine
-from sim.hardware.figures import Quantity
+from sim.hardware.cells import read_table
 from sim.hardware.profile import HardwareProfile
-from sim.hardware.quantities import read_table
+from sim.hardware.quantity import Quantity
 from sim.machine import Rates
 from sim.names import fold
 from zenflow.errors import ConfigError

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from sim.hardware.catalog import find_machine, names
 from sim.hardware.components import CORE_UPDATE, DEEPSPEED_SHARE
-from sim.hardware.figures import KINDS, Quantity
 from sim.hardware.file import KERNEL_IS_DRAM, SCHEMA_VERSION, read_profile, write_profile
+from sim.hardware.quantity import KINDS, Quantity
 from zenflow.errors import ConfigError
 
 TABLE = find_machine("rtx4090-server", num_hosts=2, network="2x-roce-100")

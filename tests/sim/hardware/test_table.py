@@ -9,8 +9,8 @@ import pytest
 
 from sim.hardware import catalog
 from sim.hardware.catalog import assemble, find_device, find_host, find_machine
+from sim.hardware.cells import quantity_of, read_table
 from sim.hardware.components import ADAM_SHARE
-from sim.hardware.quantities import quantity_of, read_table
 from sim.machine import Machine, Rates, least_seconds
 
 SHARE = (0.05, 1.0)

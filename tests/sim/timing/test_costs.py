@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sim.hardware.catalog import find_machine
-from sim.hardware.figures import Quantity
+from sim.hardware.quantity import Quantity
 from sim.models.table import find_model
 from sim.models.work import LayerWork
 from sim.models.workload import Workload

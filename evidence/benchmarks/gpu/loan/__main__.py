@@ -52,7 +52,7 @@ def _stop(number: int, _: object) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Say what is missing and run a call; return the process's exit code."""
+    """List missing inputs and run a call; return the process's exit code."""
     end = time.monotonic()
     options = parse(arguments)
     end += options.seconds

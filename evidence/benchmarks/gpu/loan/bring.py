@@ -1,4 +1,4 @@
-"""What travels with the tree: wheels, pieces of a model, tokens; and what a plan says of them."""
+"""Files that travel with the tree: wheels, pieces of a model, tokens; and the plan of them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[4]
 CARRIED = Path("runs/loan")
 KEPT = Path(tempfile.gettempdir()) / "zenflow-loan"
-"""Where what came with one call waits for the next: the tree itself is copied anew."""
+"""Folder where the files of one call wait for the next: the tree itself is copied anew."""
 MODEL, TOKENS, WHEELS = "model.gguf", "tokens.npz", "wheels"
 _HALF = 48_000_000
 """Bytes of the model's first piece: what travels in a call is limited to 64 MiB."""
 
 
 def missing_of(packages: Iterable[str]) -> list[str]:
-    """Return those of some packages that can't be imported, each once."""
+    """Return the packages among some that can't be imported, each once."""
     return [name for name in dict.fromkeys(packages) if importlib.util.find_spec(name) is None]
 
 
@@ -72,7 +72,7 @@ def take_along(carried: Path, kept: Path = KEPT) -> None:
 
 
 def build_kernel() -> str:
-    """Return what runs the host's updates; it is compiled first where it is not there."""
+    """Return a description of the host's kernel, compiled first where it is not there."""
     if not (REPOSITORY / "zenflow" / "host" / "_host_kernel.so").is_file():
         build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
         subprocess.run(build, cwd=REPOSITORY, capture_output=True, check=False, timeout=90)
@@ -82,7 +82,7 @@ def build_kernel() -> str:
 
 
 def plan(calls: Iterable[int], needed: Sequence[str], commit: str | None) -> str:
-    """Return what to carry and what to type."""
+    """Return the files to carry and the command to type."""
     wheels, first, second = CARRIED / WHEELS, CARRIED / "1", CARRIED / "2"
     lines = [
         "Before, where there is a network (GGUF, FOLDER and TEXTS are yours):",

@@ -25,7 +25,7 @@ _MARGIN = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What a part is given."""
+    """Folders and time that a part is given."""
 
     out: Path
     """Folder for its records."""
@@ -202,7 +202,7 @@ PREDICTED: Mapping[int, Mapping[str, str]] = {
     4: {},
     5: {},
 }
-"""What was expected of figures before anything of it had run: estimates, for an H100."""
+"""Numbers expected before anything had run: estimates, for an H100."""
 
 
 def chosen(parts: Sequence[Part], names: Sequence[str] | None) -> list[Part]:

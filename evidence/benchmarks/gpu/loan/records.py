@@ -1,4 +1,4 @@
-"""What a call leaves: an archive of all records and a short table, both whole at any moment."""
+"""Results of a call: an archive of all records and a short table, both whole at any moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One figure of a machine: its value in SI units, what kind of source it has, and its range."""
+"""Quantity: one number of a machine in SI units, the kind of its source, and its range."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Kind = Literal["spec", "measured", "estimated"]
 KINDS: tuple[str, ...] = get_args(Kind)
 
 DEFAULT_SIGMA: Mapping[str, float] = {"spec": 0.05, "measured": 0.03, "estimated": 0.25}
-"""Relative uncertainty of a figure whose source states none."""
+"""Relative standard deviation of a quantity whose source states none."""
 
 RANGES: Mapping[str, tuple[float, float]] = {
     "link.duplex": (0.0, 1.0),
@@ -45,31 +45,36 @@ class Quantity:
 
     Raises:
         ConfigError: The value is not a positive finite number, or the kind is none of `KINDS`.
+
+    Examples:
+        >>> link = Quantity(value=25e9, kind="measured", source="zenflow calibrate")
+        >>> link.value, link.uncertainty
+        (25000000000.0, 0.03)
     """
 
     value: float
-    """Value in SI units."""
+    """Number in SI units."""
     kind: Kind = "estimated"
-    """Kind of its source."""
+    """Kind of the source: a data sheet, a measurement or an estimate."""
     source: str = ""
     """Data sheet, page, benchmark or reasoning that the value comes from."""
     sigma: float | None = None
     """Relative standard deviation; None is `DEFAULT_SIGMA` of the kind."""
 
     def __post_init__(self) -> None:
-        """Check what every figure must be."""
+        """Check the rules of every quantity."""
         if not (isinstance(self.value, int | float) and math.isfinite(self.value)):
-            raise ConfigError(f"a figure must be a finite number, got {self.value!r}")
+            raise ConfigError(f"a quantity must be a finite number, got {self.value!r}")
         if not self.value > 0:
             raise ConfigError(
-                f"a figure must be positive, got {self.value}: leave out what a machine lacks"
+                f"a quantity must be positive, got {self.value}: leave out what a machine lacks"
             )
         if self.kind not in KINDS:
             raise ConfigError(
-                f"a figure's kind must be one of {', '.join(KINDS)}, got {self.kind!r}"
+                f"a quantity's kind must be one of {', '.join(KINDS)}, got {self.kind!r}"
             )
 
     @property
     def uncertainty(self) -> float:
-        """Relative standard deviation."""
+        """Relative standard deviation: ``sigma``, or the kind's default."""
         return DEFAULT_SIGMA[self.kind] if self.sigma is None else self.sigma

@@ -1,8 +1,8 @@
-"""Quantities: one figure of the hardware table in human units, read into SI.
+"""Cells of the hardware tables: quantities in human units, read into SI.
 
 A cell of ``sim/data/*.toml`` is ``{value, unit, kind, source}`` and, where its source states one,
 ``sigma``. The unit is checked against what the field holds, so that a slip such as GB for GB/s, or
-a figure without its source, is an error instead of a number.
+a quantity without its source, is an error instead of a number.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import MISSING, fields
 from importlib import resources
 from typing import Any, TypeVar
 
-from sim.hardware.figures import Quantity
+from sim.hardware.quantity import Quantity
 from zenflow.config import unknown_name
 from zenflow.errors import ConfigError
 
@@ -68,7 +68,7 @@ _REQUIRED = ("value", "unit", "kind", "source")
 
 @functools.cache
 def read_table(name: str) -> dict[str, Entry]:
-    """Return the entries of ``sim/data/NAME.toml`` as they stand there.
+    """Return the entries of ``sim/data/NAME.toml`` as the file has them.
 
     Raises:
         ConfigError: The file is not TOML.
@@ -81,23 +81,30 @@ def read_table(name: str) -> dict[str, Entry]:
 
 
 def quantity_of(cell: Any, field_name: str, where: str) -> Quantity:
-    """Return a cell's figure in SI units.
+    """Return a cell's quantity in SI units.
 
     Args:
         cell: The table's cell.
-        field_name: What it is a figure of: decides which units may stand there.
+        field_name: Name of the quantity's field: decides which units may stand there.
         where: The entry's name, for errors.
 
     Raises:
         ConfigError: A key is missing or unknown, the unit is unknown or measures something else,
             or the value is no positive number.
+
+    Examples:
+        >>> cell = {"value": 25, "unit": "GB/s", "kind": "spec", "source": "data sheet"}
+        >>> quantity_of(cell, "d2h", "mine").value
+        25000000000.0
     """
     place = f"{where}, {field_name}"
     if not isinstance(cell, Mapping):
         raise ConfigError(f"{place}: a cell is a table of {', '.join(_REQUIRED)}, got {cell!r}")
     missing = [key for key in _REQUIRED if cell.get(key) in (None, "")]
     if missing:
-        raise ConfigError(f"{place}: the cell lacks {' and '.join(missing)}: state each figure's")
+        raise ConfigError(
+            f"{place}: the cell lacks {' and '.join(missing)}: state each quantity's"
+        )
     refuse_unknown(cell, (*_REQUIRED, "sigma"), place)
     multiplier, divisor = _scale(cell["unit"], dimension_of(field_name), place)
     value = cell["value"]
@@ -115,7 +122,7 @@ def quantity_of(cell: Any, field_name: str, where: str) -> Quantity:
 
 
 def dimension_of(field_name: str) -> str:
-    """Return what a field of the table measures, by its name or its name's last word.
+    """Return the dimension of a field of the table, by its name or its name's last word.
 
     Raises:
         ConfigError: Nothing says so.
@@ -123,9 +130,7 @@ def dimension_of(field_name: str) -> str:
     for name in (field_name, field_name.rsplit("_", 1)[-1]):
         if name in _DIMENSIONS:
             return _DIMENSIONS[name]
-    raise ConfigError(
-        f"nothing says what {field_name} measures: add it to sim/hardware/quantities.py"
-    )
+    raise ConfigError(f"nothing says what {field_name} measures: add it to sim/hardware/cells.py")
 
 
 def _scale(unit: str, dimension: str, place: str) -> tuple[float, float]:
@@ -135,7 +140,7 @@ def _scale(unit: str, dimension: str, place: str) -> tuple[float, float]:
     if measured != dimension:
         fitting = ", ".join(name for name, (what, _, _) in UNITS.items() if what == dimension)
         raise ConfigError(
-            f"{place}: {unit} measures {measured}, but this figure is {dimension}: "
+            f"{place}: {unit} measures {measured}, but this quantity is {dimension}: "
             f"write it in {fitting}"
         )
     return multiplier, divisor

@@ -5,9 +5,9 @@ from dataclasses import fields
 
 import pytest
 
+from sim.hardware.cells import UNITS, dimension_of, quantity_of, read_table, record_of
 from sim.hardware.components import Device, EngineOverheads, Fabric, Host, Link, Nvme
-from sim.hardware.figures import KINDS, Quantity
-from sim.hardware.quantities import UNITS, dimension_of, quantity_of, read_table, record_of
+from sim.hardware.quantity import KINDS, Quantity
 from zenflow.errors import ConfigError
 
 TABLES = ("devices", "hosts", "links", "fabrics", "networks", "nvme", "overheads")
@@ -77,12 +77,12 @@ def test_units_become_si(value, unit, field, expected):
     ("change", "message"),
     [
         ({"unit": "Gb/s"}, r"mine, d2h: unit 'Gb/s' is unknown; did you mean 'GB/s'"),
-        ({"unit": "GB"}, r"GB measures bytes, but this figure is bytes/s: write it in GB/s, TB/s"),
+        ({"unit": "GB"}, r"measures bytes, but this quantity is bytes/s: write it in GB/s, TB/s"),
         ({"source": ""}, r"mine, d2h: the cell lacks source"),
         ({"kind": None, "value": None}, r"the cell lacks value and kind"),
-        ({"kind": "guess"}, r"mine, d2h: a figure's kind must be one of spec, measured"),
-        ({"value": 0}, r"mine, d2h: a figure must be positive, got 0"),
-        ({"value": -25}, r"a figure must be positive"),
+        ({"kind": "guess"}, r"mine, d2h: a quantity's kind must be one of spec, measured"),
+        ({"value": 0}, r"mine, d2h: a quantity must be positive, got 0"),
+        ({"value": -25}, r"a quantity must be positive"),
         ({"value": "25"}, r"value must be a number, got '25'"),
         ({"value": True}, r"value must be a number, got True"),
         ({"note": "fast"}, r"mine, d2h: key 'note' is unknown"),
