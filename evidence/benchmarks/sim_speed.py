@@ -27,10 +27,10 @@ from rich.console import Console
 
 from evidence.benchmarks.record import setting, spread
 from experiments.output.files import write_json, write_text
+from experiments.request.request import Request
 from experiments.sweeps.axes.parsing import parse_axes
 from experiments.sweeps.execution.run import Engine, run_sweep
 from experiments.sweeps.grid import Sweep
-from experiments.sweeps.requests import Request
 from sim.closed_forms.steady import ClosedForm
 from sim.hardware.catalog import find_machine
 from sim.machine import Machine

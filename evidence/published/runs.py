@@ -23,7 +23,7 @@ from evidence.published.tables import (
 )
 from evidence.published.times import seconds_of
 from experiments.paper.setups import HostPass, Measurement
-from sim.hardware.quantities import refuse_unknown
+from sim.hardware.cells import refuse_unknown
 from zenflow.errors import ConfigError
 
 Entered = Literal["fitted", "unfitted", "blind", "last"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from sim.hardware.quantities import refuse_unknown
+from sim.hardware.cells import refuse_unknown
 from zenflow.errors import ConfigError
 
 if sys.version_info >= (3, 11):
@@ -139,7 +139,7 @@ def build(
     Raises:
         ConfigError: A field is missing, unknown, or of another type.
     """
-    hints = _hints(make)
+    hints = _hints(make)  # type: ignore[arg-type]  # a class is hashable
     known = {item.name: item for item in fields(make)}  # type: ignore[arg-type]
     refuse_unknown(found, (*known, *beside), where)
     made = {}

@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 _DTYPES = ("float32", "bfloat16")
 
 
-@click.command(cls=Command)
+@click.command(
+    cls=Command,
+    examples=[
+        "zenflow calibrate --out mine.json",
+        "zenflow calibrate --from-trace runs/mine --start mine.json --out refined.json",
+    ],
+)
 @click.option("--out", type=NEW_FILE, required=True, help="Where the profile goes, a JSON file.")
 @click.option("--device", default="auto", help="auto, cpu or cuda.")
 @click.option(
@@ -89,7 +95,12 @@ def _from_traces(flags: dict[str, Any]) -> HardwareProfile:
     return refine(profile, [observation_of(folder) for folder in flags["traces"]]).profile
 
 
-@click.command(cls=Command)
+@click.command(
+    cls=Command,
+    examples=[
+        "zenflow validate --profile mine.json --out runs/validation",
+    ],
+)
 @click.option(
     "--profile",
     type=KNOWN_FILE,

@@ -1,9 +1,10 @@
-"""Common parts of all commands: error messages, and how flags are given and read."""
+"""Common parts of all commands: errors, flags under headings of a help, examples below it."""
 
 from __future__ import annotations
 
+import functools
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -27,11 +28,76 @@ class Refusal(click.ClickException):
     exit_code = click.UsageError.exit_code
 
 
+class Flag(click.Option):
+    """An option with a place in its command's help, and perhaps with a word or without.
+
+    click's own pairs of flags take no value, and two options of one name share theirs.
+    """
+
+    def __init__(self, *args: Any, section: str = "", bare: str | None = None, **how: Any) -> None:
+        """Take what click's options take.
+
+        Args:
+            args: Names.
+            section: Heading of the help.
+            bare: Word that the flag stands for without one; ``--no-...`` then stands for "no".
+            how: Of click's option.
+        """
+        if bare is not None:
+            how |= {"is_flag": False, "flag_value": bare}
+        super().__init__(*args, **how)
+        self.section = section
+        self._negates = bare is not None
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Add the negation as well."""
+        super().add_to_parser(parser, ctx)
+        if self._negates:
+            negation = [f"--no-{name.removeprefix('--')}" for name in self.opts]
+            parser.add_option(
+                obj=self, opts=negation, dest=self.name, action="store_const", const="no"
+            )
+
+
+option = functools.partial(click.option, cls=Flag)
+"""Decorator of a `Flag`."""
+
+
 class Command(click.Command):
     """A command whose errors are told as click tells its own.
 
     A setting that can't be is an error of usage, until ``flags_were_right`` is called.
     """
+
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **how: Any) -> None:
+        """Take what click's commands take.
+
+        Args:
+            args: As of click's.
+            examples: Command lines below the help.
+            how: As of click's.
+        """
+        super().__init__(*args, **how)
+        self.examples = examples
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write flags under their headings, in the order in which headings first appear."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for flag in self.get_params(ctx):
+            record = flag.get_help_record(ctx)
+            if record is not None:
+                heading = getattr(flag, "section", "") or "Options"
+                sections.setdefault(heading, []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples."""
+        if self.examples:
+            with formatter.section("Examples"):
+                for line in self.examples:
+                    formatter.write(f"{'':{formatter.current_indent}}{line}\n")
 
     def invoke(self, ctx: click.Context) -> Any:
         """Carry it out; what is refused leaves with 2, Ctrl-C with 130."""

@@ -51,7 +51,12 @@ def _step_range(
     return steps
 
 
-@click.command(cls=Command)
+@click.command(
+    cls=Command,
+    examples=[
+        "zenflow compare runs/measured predicted.json --plot both.png",
+    ],
+)
 @click.argument("a", type=PATH)
 @click.argument("b", type=PATH)
 @click.option("--plot", type=PICTURE, help="Draw both into this picture.")

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from experiments.output.target import PICTURES, check_file, check_folder
-from experiments.sweeps.axes import words
+from experiments.request import words
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sim.models.recomputation import Recomputation
-
     FlagType = click.ParamType[Any]
 else:
     FlagType = click.ParamType  # click below 8.4 has no parameter to give
@@ -71,47 +70,22 @@ KNOWN_FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
 _GIGA = 1e9
 
 
-class BatchSize(FlagType):
-    """``4x1024``: sequences of a micro-batch, and tokens of each."""
+class Word(FlagType):
+    """What a parser of a word takes."""
 
-    name = "SEQUENCESxTOKENS"
+    def __init__(self, parse: Callable[[str], Any], name: str) -> None:
+        """Take the parser, which raises ``ConfigError``, and what help calls a word."""
+        self._parse = parse
+        self.name = name
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, int]:
-        """Return both numbers."""
-        if isinstance(value, tuple):
-            return value
-        found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", str(value))
-        if found is None:
-            self.fail(f"{value!r} is not two numbers of at least 1, as in 4x1024", param, ctx)
-        return int(found[1]), int(found[2])
-
-
-class RecomputedLayers(FlagType):
-    """A share of the layers, as in 1/2, or op; True is all of them."""
-
-    name = "[SHARE|op]"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Recomputation:
-        """Return the share, True, False or op."""
-        if isinstance(value, float | bool):
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return what the word stands for."""
+        if not isinstance(value, str):
             return value
         try:
-            return words.recomputation(str(value))
+            return self._parse(value)
         except ConfigError as error:
             self.fail(str(error), param, ctx)
-
-
-class RecomputationFlag(click.Option):
-    """``--checkpointing``, with a value or without, and ``--no-checkpointing``.
-
-    click's own pairs of flags take no value, and two options of one name share theirs.
-    """
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        """Add the negation as well."""
-        super().add_to_parser(parser, ctx)
-        negation = [f"--no-{name.removeprefix('--')}" for name in self.opts]
-        parser.add_option(obj=self, opts=negation, dest=self.name, action="store_const", const="0")
 
 
 class LinkRates(FlagType):
@@ -190,19 +164,8 @@ class Memory(FlagType):
         return size * (1 << 30)
 
 
-class Count(FlagType):
-    """A number of things, as in 300M, 1.5B or 1,500,000,000."""
-
-    name = "N"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        """Return the number."""
-        if isinstance(value, float):
-            return value
-        try:
-            return words.amount(str(value))
-        except ConfigError as error:
-            self.fail(str(error), param, ctx)
+COUNT = Word(words.amount, "N")
+"""Number of things, as in 300M, 1.5B or 1,500,000,000."""
 
 
 class Positive(FlagType):

@@ -16,7 +16,13 @@ _LARGE = 5_000_000
 """Bytes above which the command says what makes the page large."""
 
 
-@click.command(cls=Command, name="report")
+@click.command(
+    cls=Command,
+    name="report",
+    examples=[
+        "zenflow report runs.html runs/compared predicted.json",
+    ],
+)
 @click.argument("out", type=OutputFile(*_PAGES), metavar="OUT.html")
 @click.argument("inputs", type=PATH, nargs=-1, required=True, metavar="RUN|TRACE|SWEEP...")
 @click.option("--title", default="zenflow report", show_default=True, help="Above the page.")

@@ -53,7 +53,14 @@ _common = with_flags(
 """Flags that both commands have."""
 
 
-@click.command(cls=Command, name="study")
+@click.command(
+    cls=Command,
+    name="study",
+    examples=[
+        "zenflow study --list",
+        "zenflow study whatif --smoke",
+    ],
+)
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--seeds", type=_Seeds(), help="Seeds, as in 0,1,2; default: the study's own.")
 @click.option(
@@ -85,7 +92,13 @@ def study_command(
     _carry_out(names, record, keep, lists=lists, **flags)
 
 
-@click.command(cls=Command, name="figures")
+@click.command(
+    cls=Command,
+    name="figures",
+    examples=[
+        "zenflow figures breakdown speedup",
+    ],
+)
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option(

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from experiments.sweeps.axes.kinds import SYSTEM_OPTIONS, Axis, AxisKind
-from experiments.sweeps.axes.words import Value
-from experiments.sweeps.requests import Request, hardware_of, notes_on_positions, workload_of
+from experiments.request.hardware import hardware_of
+from experiments.request.request import DEFAULT_STRATEGY, SYSTEM_OPTIONS, Request
+from experiments.request.words import Value
+from experiments.request.workload import notes_on_positions, workload_of
+from experiments.sweeps.axes.kinds import Axis, AxisKind
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,16 +61,9 @@ class Sweep:
 
     axes: tuple[Axis, ...]
     request: Request = field(default_factory=Request)
-    """Machine and workload, where no axis says otherwise."""
-    strategy: str = "zenflow"
+    """Machine, workload and strategy, where no axis says otherwise."""
     knobs: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the update rule that no axis varies."""
-    releases: bool = True
-    """Whether gradients leave during backward."""
-    parallel: str = "ddp"
-    """Way in which devices share a model."""
-    reshards: bool = True
-    """Whether sharded weights are dropped behind forward."""
     method: str = "auto"
     tolerance: float = TOLERANCE
 
@@ -104,44 +99,44 @@ class Sweep:
         Raises:
             ConfigError: Its values don't go together.
         """
-        from sim.simulate import Strategy
-
         knobs = dict(self.knobs)
         figures: dict[str, float] = {}
         parts: dict[str, float] = {}
         values = self.values(index)
-        chosen: dict[str, Any] = {
-            "strategy": self.strategy,
-            "parallel": self.parallel,
-            "reshard_after_forward": self.reshards,
-        }
         for axis in self.axes:
             kind, value = axis.kind, values[axis.name]
-            scaled = _scaled(kind, value)
             if kind.place == "knob":
                 knobs[kind.target] = value
-            elif kind.place == "strategy":
-                chosen[kind.target] = value
             elif kind.place == "figure":
-                figures[kind.target] = float(scaled)  # type: ignore[arg-type]
+                figures[kind.target] = float(_scaled(kind, value))  # type: ignore[arg-type]
             elif kind.place == "machine":
-                parts[kind.target] = float(scaled)  # type: ignore[arg-type]
+                parts[kind.target] = float(_scaled(kind, value))  # type: ignore[arg-type]
         request = self._request(values)
-        workload = _workload(request)
-        hardware = with_parts(_machine(request), parts, figures, workload.dtype)
-        name = chosen["strategy"]
-        sharing = {"parallel": chosen["parallel"], "reshards": chosen["reshard_after_forward"]}
-        strategy = Strategy.of(
-            name, releases=self.releases, **self._sharing_of(name, sharing),
-            **self._knobs_of(name, knobs),
-        )  # fmt: skip
-        return Case(workload=workload, hardware=hardware, strategy=strategy)
+        work = request.work
+        workload = _workload(work)
+        return Case(
+            workload=workload,
+            hardware=with_parts(_machine(work), parts, figures, workload.dtype),
+            strategy=self._strategy(request, knobs),
+        )
 
-    def _sharing_of(self, name: str, sharing: dict[str, Any]) -> dict[str, Any]:
-        """Return how devices share a model; other systems beside ours keep their own way."""
-        from zenflow.config import PRESETS
+    def _strategy(self, request: Request, knobs: dict[str, Any]) -> Strategy:
+        """Return a point's strategy.
 
-        return sharing if name in PRESETS or not self._varies_strategies else {}
+        One that stands alone takes every setting that is given, or refuses it. Beside others each
+        takes its own: settings of the update rule are those of ``zenflow*``, and a system takes
+        the options that it has and shares a model in its own way.
+        """
+        from sim.simulate import SYSTEMS, Strategy
+
+        name = request.strategy
+        if all(axis.name != "strategy" for axis in self.axes):
+            return request.to_strategy(**knobs)
+        if name in SYSTEMS:
+            return Strategy.of(name, **SYSTEMS[name].those_of(request.options))
+        own = knobs if name in ("zenflow", "zenflow_paper") else {}
+        without: dict[str, Any] = dict.fromkeys(SYSTEM_OPTIONS)
+        return replace(request, **without).to_strategy(**own)
 
     def machine(self, index: int) -> HardwareProfile:
         """Return a point's machine, with the figures that its parts have in the table.
@@ -149,38 +144,16 @@ class Sweep:
         Raises:
             ConfigError: Its parts don't go together.
         """
-        return _machine(self._request(self.values(index)))
+        return _machine(self._request(self.values(index)).work)
 
     def _request(self, values: Mapping[str, Value]) -> Request:
-        """Return machine and workload as a point's values name them."""
+        """Return machine, workload and strategy as a point's values name them."""
         named: dict[str, Any] = {
             axis.kind.target: _scaled(axis.kind, values[axis.name])
             for axis in self.axes
-            if axis.kind.place == "flag"
+            if axis.kind.place in ("request", "strategy")
         }
         return replace(self.request, **named)
-
-    @property
-    def _varies_strategies(self) -> bool:
-        return any(axis.name == "strategy" for axis in self.axes)
-
-    def _knobs_of(self, name: str, knobs: dict[str, Any]) -> dict[str, Any]:
-        """Return the knobs that a strategy has: baselines and other systems keep their own.
-
-        With strategies on an axis the rule's settings are those of ``zenflow*``, and each system
-        takes the options that it has; of a strategy that stands alone every setting that is given
-        is taken, or refused.
-        """
-        from sim.simulate import SYSTEMS
-
-        if not self._varies_strategies:
-            return knobs
-        theirs = {key: value for key, value in knobs.items() if key in SYSTEM_OPTIONS}
-        if name in SYSTEMS:
-            return SYSTEMS[name].those_of(theirs)
-        if name not in ("zenflow", "zenflow_paper"):
-            return {}
-        return {key: value for key, value in knobs.items() if key not in theirs}
 
     def check(self) -> None:
         """Refuse a sweep in which no point makes sense, as the first one says why.
@@ -202,17 +175,19 @@ class Sweep:
     def to_dict(self) -> dict[str, Any]:
         """Return everything that decides a row, JSON-ready: another sweep has another."""
         settings = asdict(self.request)
+        strategy = {name: settings.pop(name) for name in DEFAULT_STRATEGY}
         settings["model"] = self.request.model or None
+        # These two are left out at their defaults, as journals have them.
+        sharing = {name: strategy[name] for name in ("parallel", "reshard_after_forward")}
         return json.loads(  # type: ignore[no-any-return]
             json.dumps(
                 {
                     "axes": {axis.name: list(axis.values) for axis in self.axes},
                     "settings": {k: v for k, v in settings.items() if v is not None},
-                    "strategy": self.strategy,
-                    "knobs": dict(self.knobs),
-                    "gradients": "release" if self.releases else "keep",
-                    **({"parallel": self.parallel} if self.parallel != "ddp" else {}),
-                    **({} if self.reshards else {"reshard_after_forward": False}),
+                    "strategy": strategy["strategy"],
+                    "knobs": {**self.knobs, **self.request.options},
+                    "gradients": strategy["gradients"],
+                    **{k: v for k, v in sharing.items() if v != DEFAULT_STRATEGY[k]},
                     "method": self.method,
                     "tolerance": self.tolerance,
                 },
@@ -236,7 +211,7 @@ def notes_of(sweep: Sweep) -> list[str]:
 
     Only parts of the machine that axes name decide them, so no more combinations are looked at.
     """
-    axes = [axis for axis in sweep.axes if axis.kind.place == "flag"]
+    axes = [axis for axis in sweep.axes if axis.kind.place == "request"]
     notes: dict[str, None] = {}
     for values in itertools.islice(itertools.product(*(a.values for a in axes)), _TRIED):
         named: dict[str, Any] = {

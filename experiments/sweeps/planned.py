@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from experiments.request.request import SYSTEM_OPTIONS
 from experiments.sweeps.grid import Case, Sweep
 from sim.planning.choice import Chooser
 from sim.planning.options import Option, Planner, default_reserve
@@ -44,8 +45,9 @@ class PlannedPoints:
         varied = {axis.kind.target for axis in sweep.axes}
         knobs = [axis for axis in sweep.axes if axis.kind.place == "knob"]
         self._holds_recomputation = CHECKPOINTING in {*holds, *varied}
-        # A setting of the update rule is one of the strategy that it is given to.
-        self._holds_strategy = STRATEGY in {*holds, *varied} or bool(knobs or sweep.knobs)
+        # A setting of the update rule or an option is one of the strategy that it is given to.
+        given = {*holds, *varied, *sweep.request.options}
+        self._holds_strategy = bool(knobs or sweep.knobs or given & {STRATEGY, *SYSTEM_OPTIONS})
         self._knobs = {axis.name: axis.kind.target for axis in knobs}
         self._others = [axis.name for axis in sweep.axes if axis.kind.target not in _TOKENS]
         self._like: dict[tuple[Any, ...], Chooser] = {}
@@ -74,7 +76,7 @@ class PlannedPoints:
             checkpointing=case.workload.checkpointing if self._holds_recomputation else None,
             parallel=case.strategy.parallel,
             reshards=case.strategy.reshards,
-            releases=self._sweep.releases,
+            releases=case.strategy.releases,
             knobs=self._held(case, point),
             like=self._like.get(key),
         )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from experiments.sweeps.axes.words import float_in
+from experiments.request.words import float_in
 from sim.names import fold, nearest
 from zenflow.errors import ConfigError
 

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from experiments.lab import catalogue
 from experiments.lab.columns import Column, Table
 from experiments.lab.study import Cell, Data, Job, Row, Scope, Study
+from experiments.request.request import Request
+from experiments.request.words import GIB
 from experiments.sweeps import answers
-from experiments.sweeps.axes.kinds import GIB, Axis
+from experiments.sweeps.axes.kinds import Axis
 from experiments.sweeps.axes.parsing import parse_axes
 from experiments.sweeps.columns import Batch
 from experiments.sweeps.grid import Sweep, notes_of
 from experiments.sweeps.points import rows_of
-from experiments.sweeps.requests import Request
 from experiments.sweeps.table import table_of
 
 if TYPE_CHECKING:

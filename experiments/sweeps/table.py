@@ -125,7 +125,7 @@ def counted(found: Batch, name: str) -> dict[str, int]:
 
 
 def _meaning(axis: Axis, sweep: Sweep) -> str:
-    said = f"axis: {axis.kind.help}" + (f", {axis.kind.unit}" if axis.kind.unit else "")
+    said = f"axis: {axis.kind.meaning}"
     if axis.kind.place == "knob" and any(a.name == "strategy" for a in sweep.axes):
         said += "; of zenflow and zenflow_paper: other strategies' rows repeat"
     return said

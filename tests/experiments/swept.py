@@ -3,11 +3,11 @@
 from click.testing import CliRunner
 
 from experiments.cli import main
+from experiments.request.request import Request
 from experiments.sweeps.axes.parsing import parse_axes
 from experiments.sweeps.columns import Batch
 from experiments.sweeps.grid import Sweep
 from experiments.sweeps.points import batches_of, rows_of
-from experiments.sweeps.requests import Request
 from experiments.sweeps.table import table_of
 
 MODEL = {"model": "tiny", "batch_size": 2, "sequence": 128}

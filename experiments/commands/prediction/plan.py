@@ -8,66 +8,55 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from experiments.commands.command import Command, given
-from experiments.commands.flag_types import (
-    Count,
-    Memory,
-    Positive,
-    RecomputationFlag,
-    RecomputedLayers,
-)
-from experiments.commands.prediction.machine_flags import (
-    MOST_DRAWS,
-    compute_flags,
-    master_flags,
-    parallel_flags,
-    simulation_flags,
-    system_options,
-)
+from experiments.commands.command import Command, given, option
+from experiments.commands.flag_types import COUNT, Memory, Positive
+from experiments.commands.prediction.request_flags import draws_flag, request_flags
 from experiments.output.files import strict
 from experiments.output.patience import Patience
-from experiments.sweeps.requests import (
-    Request,
-    as_traced,
-    hardware_of,
-    notes_on,
-    notes_on_positions,
-    workload_of,
-)
+from experiments.request.hardware import hardware_of
+from experiments.request.request import Request
+from experiments.request.workload import as_traced, notes_on, notes_on_positions, workload_of
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
     from sim.planning.plan import Plan
 
 _FILE_WIDTH = 120
-
-
-@click.command(cls=Command, name="plan")
-@simulation_flags
-@parallel_flags
-@compute_flags
-@click.option(
-    "--checkpointing", cls=RecomputationFlag, type=RecomputedLayers(), is_flag=False,
-    flag_value="1", default=None,
-    help="Have backward recompute layers' activations, as of zenflow simulate: all, a share (1/2) "
-    "or op. --no-checkpointing: none. With neither, all and none are compared.",
+_NOT_ASKED = (
+    "attention", "loss", "offload_activations", "strategy", "gradients", "lora_rank",
+    "lora_targets",
 )  # fmt: skip
-@click.option(
-    "--reserve", type=Memory(zero=True),
+"""Fields of a request that a plan has no use for, or searches."""
+
+
+@click.command(
+    cls=Command,
+    name="plan",
+    examples=[
+        "zenflow plan --model Qwen/Qwen2.5-0.5B --gpu rtx4090",
+        "zenflow plan --model llama-2-7b --gpu rtx4090 --tokens 10M --usd-per-hour 0.4",
+    ],
+)
+@request_flags(
+    requires=["model"],
+    without=_NOT_ASKED,
+    defaults={"checkpointing": "all and none are compared"},
+)
+@option("--systems", is_flag=True, section="Strategy",
+        help="Show other systems too, which don't run here.")  # fmt: skip
+@option(
+    "--reserve", type=Memory(zero=True), section="Prediction",
     help="GiB to leave free on each device and on the host; default: 1, or 5% of the device's "
     "memory if that is more.",
 )  # fmt: skip
-@click.option("--tokens", type=Count(), help="Say how long training on so many takes.")
-@click.option("--usd-per-hour", type=Positive(),
-              help="Price of the machine, to say what training costs.")  # fmt: skip
-@click.option("--data", help="Your data, for the command that is printed.")
-@click.option(
-    "--draws", type=click.IntRange(min=0, max=MOST_DRAWS), default=100, show_default=True,
-    help="Draws of uncertain figures; 0: no interval.",
-)  # fmt: skip
-@click.option("--systems", is_flag=True, help="Show other systems too, which don't run here.")
-@master_flags
-@click.option("--json", "as_json", is_flag=True, help="Print JSON (seconds, bytes), no text.")
+@draws_flag(100)
+@option("--tokens", type=COUNT, section="Training",
+        help="Say how long training on so many takes.")  # fmt: skip
+@option("--usd-per-hour", type=Positive(), section="Training",
+        help="Price of the machine, to say what training costs.")  # fmt: skip
+@option("--data", section="Training", help="Your data, for the command that is printed.")
+@option("--json", "as_json", is_flag=True, section="Output",
+        help="Print JSON (seconds, bytes), no text.")  # fmt: skip
 @click.pass_context
 def plan_command(context: click.Context, /, **flags: Any) -> None:
     """Say which setting to use on a machine, how fast it would be, and the command that runs it.
@@ -86,10 +75,9 @@ def plan_command(context: click.Context, /, **flags: Any) -> None:
     from sim.simulate import STRATEGIES
     from zenflow.config import PRESETS
 
-    options = system_options(context)
-    if options and not flags["systems"]:
-        raise ConfigError("--float32-master is about other systems: give --systems as well")
     request = as_traced(Request.of(flags), given(context))
+    if request.options and not flags["systems"]:
+        raise ConfigError("--float32-master is about other systems: give --systems as well")
     hardware, notes = hardware_of(request)
     workload = workload_of(request, hardware)
     notes = [*notes, *notes_on_positions(request), *notes_on(workload, hardware)]
@@ -101,9 +89,9 @@ def plan_command(context: click.Context, /, **flags: Any) -> None:
             checkpointing=flags["checkpointing"],
             reserve=flags["reserve"],
             draws=flags["draws"],
-            parallel=flags["parallel"],
-            reshards=flags["reshard_after_forward"],
-            options=options,
+            parallel=request.parallel,
+            reshards=request.reshard_after_forward,
+            options=request.options,
         )
     wishes = Wishes(
         model=flags["model"],

@@ -10,32 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from experiments.commands.command import Command, given
+from experiments.commands.command import Command, given, option
 from experiments.commands.flag_types import NEW_FILE, PICTURE
-from experiments.commands.prediction.machine_flags import (
-    MOST_DRAWS,
-    compute_flags,
-    run_flags,
-    simulation_flags,
-    strategy_options,
-)
+from experiments.commands.prediction.request_flags import draws_flag, request_flags
+from experiments.commands.training.train_flags import given_flags, knob_flags
 from experiments.output.commit import commit
 from experiments.output.patience import Patience
-from experiments.sweeps.requests import (
-    Request,
-    as_traced,
-    hardware_of,
-    notes_on,
-    notes_on_positions,
-    workload_of,
-)
+from experiments.request.hardware import hardware_of
+from experiments.request.request import Request
+from experiments.request.workload import as_traced, notes_on, notes_on_positions, workload_of
 from experiments.traces.facts import TraceFacts
 from sim.hardware.profile import HardwareProfile
 from sim.memory.need import MemoryNeed, memory_of
 from sim.memory.parts import gib
 from sim.models.workload import Workload
 from sim.planning.rules import rule_of
-from sim.simulate import STRATEGIES, Prediction, Strategy, simulate
+from sim.simulate import Prediction, Strategy, simulate
 from sim.timing.costs import costs_of
 from zenflow.trace.timeline import Timeline
 
@@ -46,35 +36,32 @@ _LANE_WIDTH = 12
 _MOST_PARTS = 5
 
 
-@click.command(cls=Command, name="simulate")
-@click.option(
-    "--strategy", default="zenflow", show_default=True, help=f"One of {', '.join(STRATEGIES)}."
+@click.command(
+    cls=Command,
+    name="simulate",
+    examples=[
+        "zenflow simulate --model llama-2-7b --machine dgx-a100-80",
+        "zenflow simulate --model qwen2.5-0.5b --gpu rtx4090 --strategy fsdp2 --json",
+    ],
 )
-@simulation_flags
-@compute_flags
-@run_flags
-@click.option("--pageable", is_flag=True, help="Copy buffers that are not pinned.")
-@click.option(
-    "--draws", type=click.IntRange(min=0, max=MOST_DRAWS), default=0,
-    help="Draws of uncertain figures; 0: no interval.",
+@request_flags(requires=["model"])
+@knob_flags
+@option("--pageable", is_flag=True, section="Prediction", help="Copy buffers that are not pinned.")
+@draws_flag(0)
+@option("--seed", type=int, default=0, section="Prediction", help="Seed of the draws.")
+@option(
+    "--json", "as_json", is_flag=True, section="Output",
+    help="Print JSON (seconds, bytes), no table.",
 )  # fmt: skip
-@click.option("--seed", type=int, default=0, help="Of the draws.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON (seconds, bytes), no table.")
-@click.option("--trace", type=NEW_FILE, help="Write a Chrome trace (.gz too).")
-@click.option("--plot", type=PICTURE, help="Draw the timeline.")
+@option("--trace", type=NEW_FILE, section="Output", help="Write a Chrome trace (.gz too).")
+@option("--plot", type=PICTURE, section="Output", help="Draw the timeline.")
 @click.pass_context
 def simulate_command(context: click.Context, /, **flags: Any) -> None:
     """Predict a step: time, stall, bytes, lanes, memory, and its timeline."""
     request = as_traced(Request.of(flags), given(context))
     hardware, _ = hardware_of(request)
     workload = workload_of(request, hardware)
-    strategy = Strategy.of(
-        flags["strategy"],
-        releases=flags["gradients"] == "release",
-        parallel=flags["parallel"],
-        reshards=flags["reshard_after_forward"],
-        **strategy_options(context),
-    )
+    strategy = request.to_strategy(**given_flags(context)[1])
     notes = [*notes_on_positions(request), *notes_on(workload, hardware)]
     with Patience(f"Simulating {workload.name}") as patience:
         prediction = simulate(costs_of(workload, hardware), strategy, pinned=not flags["pageable"])

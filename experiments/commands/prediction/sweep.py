@@ -13,14 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from experiments.commands.command import Command, given
+from experiments.commands.command import Command, given, option
 from experiments.commands.flag_types import NEW_FOLDER, Positive
-from experiments.commands.prediction.machine_flags import (
-    compute_flags,
-    run_flags,
-    simulation_flags,
-    strategy_options,
-)
+from experiments.commands.prediction.request_flags import request_flags
+from experiments.commands.training.train_flags import given_flags, knob_flags
 from experiments.output.patience import Patience
 from experiments.output.target import check_folder
 from zenflow.errors import ConfigError
@@ -41,9 +37,11 @@ def _all_axes(context: click.Context, parameter: click.Parameter, value: bool) -
         return
     from experiments.sweeps.axes.kinds import KINDS
 
+    formatter = context.make_formatter()
     for kind in KINDS.values():
-        unit = f" ({kind.unit})" if kind.unit else ""
-        click.echo(f"{kind.name:<20} {kind.help}{unit}")
+        words = f"; one of {', '.join(kind.known)}" if kind.known else ""
+        formatter.write_dl([(f"{kind.name:<21}", kind.meaning + words)])
+    click.echo(formatter.getvalue(), nl=False)
     click.echo("and any figure of a profile by its dotted name, such as link.latency, in SI units")
     context.exit()
 
@@ -59,77 +57,62 @@ def _moved(context: click.Context, parameter: click.Parameter, value: str | None
         )
 
 
-@click.command(cls=Command, name="sweep")
-@click.option(
-    "--vary",
-    "axes",
-    multiple=True,
-    metavar="AXIS=VALUES",
+@click.command(
+    cls=Command,
+    name="sweep",
+    examples=[
+        "zenflow sweep --model qwen2.5-0.5b --vary gpu=rtx4090,h100 --vary S=1,2,4",
+        "zenflow sweep --model qwen2.5-0.5b --gpu rtx4090 --vary dram=50:400:x2 --out runs/memory",
+    ],
+)
+@option(
+    "--vary", "axes", multiple=True, metavar="AXIS=VALUES", section="Grid",
     help="An axis, as in gpu=rtx4090,h100 or S=1,2,4 or dram=50:400:50 (steps of 50) or "
     "dram=50:400:x2 (times 2). Give one for each axis.",
-)
-@click.option(
-    "--axes",
-    "list_axes",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_all_axes,
-    help="List all axes.",
-)
-@click.option(
-    "--study",
-    "--studies",
-    is_flag=False,
-    flag_value="",
-    hidden=True,
-    expose_value=False,
+)  # fmt: skip
+@option(
+    "--axes", "list_axes", is_flag=True, is_eager=True, expose_value=False, callback=_all_axes,
+    section="Grid", help="List all axes.",
+)  # fmt: skip
+@option(
+    "--study", "--studies", is_flag=False, flag_value="", hidden=True, expose_value=False,
     callback=_moved,
-)
-@click.option(
-    "--out",
-    type=NEW_FOLDER,
-    help="Results go here. The same command with the same folder goes on where it ended.",
-)
-@click.option("--workers", type=click.IntRange(min=1), help="Processes; default: all cores.")
-@click.option(
-    "--engine",
-    type=click.Choice(_ENGINES),
-    default="local",
-    show_default=True,
-    help="Who computes: processes of this machine, or a Dask cluster.",
-)
-@click.option("--scheduler", help="Address of the Dask cluster; default: one on this machine.")
-@click.option(
-    "--method",
-    type=click.Choice(_METHODS),
-    default="auto",
-    show_default=True,
+)  # fmt: skip
+@option(
+    "--method", type=click.Choice(_METHODS), default="auto", show_default=True, section="Grid",
     help="auto: a closed form where one holds, else a simulation.",
-)
-@click.option("--tolerance", type=float, help="Relative error accepted of a closed form.")
-@click.option(
-    "--value", default="step_seconds", show_default=True, help="Column that the picture shows."
-)
-@click.option(
-    "--price",
-    "prices",
-    multiple=True,
-    metavar="PART=USD",
+)  # fmt: skip
+@option("--tolerance", type=float, section="Grid",
+        help="Relative error accepted of a closed form.")  # fmt: skip
+@option(
+    "--out", type=NEW_FOLDER, section="Output",
+    help="Results go here. The same command with the same folder goes on where it ended.",
+)  # fmt: skip
+@option(
+    "--value", default="step_seconds", show_default=True, section="Output",
+    help="Column that the picture shows.",
+)  # fmt: skip
+@option(
+    "--price", "prices", multiple=True, metavar="PART=USD", section="Output",
     help="Price of a device, host or link, as in rtx4090=1600; adds a column to the table.",
-)
-@click.option(
-    "--find",
-    metavar="COLUMN",
+)  # fmt: skip
+@option(
+    "--find", metavar="COLUMN", section="Search",
     help="With --rate: the point of least price_usd, or of least value on an axis, that `zenflow "
     "plan` finds fast enough. Strategy, knobs and checkpointing are searched unless given or "
     "varied. Few points are looked at, and no table is left.",
-)
-@click.option("--rate", type=Positive(), help="Tokens/s that --find asks for.")
-@click.option("--strategy", default="zenflow", show_default=True, help="As of zenflow simulate.")
-@simulation_flags
-@compute_flags
-@run_flags
+)  # fmt: skip
+@option("--rate", type=Positive(), section="Search", help="Tokens/s that --find asks for.")
+@option("--workers", type=click.IntRange(min=1), section="Workers",
+        help="Processes; default: all cores.")  # fmt: skip
+@option(
+    "--engine", type=click.Choice(_ENGINES), default="local", show_default=True,
+    section="Workers", help="Who computes: processes of this machine, or a Dask cluster.",
+)  # fmt: skip
+@option("--scheduler", section="Workers",
+        help="Address of the Dask cluster; default: one on this machine.")  # fmt: skip
+@request_flags()
+@knob_flags
 @click.pass_context
 def sweep_command(context: click.Context, /, **flags: Any) -> None:
     """Predict a step for every point of a grid: machines, workloads, settings, in any mixture.
@@ -146,11 +129,6 @@ def sweep_command(context: click.Context, /, **flags: Any) -> None:
     engine = Engine(name=flags["engine"], workers=flags["workers"], scheduler=flags["scheduler"])
     if code := _run(context, flags, engine):
         sys.exit(code)
-
-
-for _parameter in sweep_command.params:
-    if _parameter.name == "model":  # it may be an axis
-        _parameter.required = False
 
 
 def _find(context: click.Context, flags: Mapping[str, Any]) -> int:
@@ -207,7 +185,7 @@ def _run(context: click.Context, flags: Mapping[str, Any], engine: Engine) -> in
 
 def _say_notes(sweep: Sweep) -> None:
     """Say what is odd about the first point's model and trace; its row tells what is wrong."""
-    from experiments.sweeps.requests import notes_on
+    from experiments.request.workload import notes_on
 
     with suppress(ConfigError):
         case = sweep.case(0)
@@ -221,9 +199,11 @@ def _sweep(context: click.Context, flags: Mapping[str, Any]) -> Sweep:
     Raises:
         ConfigError: They ask for nothing, or for one thing twice.
     """
+    from experiments.request.hardware import BASES
+    from experiments.request.request import Request
+    from experiments.request.workload import as_traced
     from experiments.sweeps.axes.parsing import parse_axes
     from experiments.sweeps.grid import TOLERANCE, Sweep
-    from experiments.sweeps.requests import Request, as_traced
 
     if not flags["axes"]:
         raise ConfigError(
@@ -241,8 +221,8 @@ def _sweep(context: click.Context, flags: Mapping[str, Any]) -> Sweep:
     names = {axis.name for axis in axes}
     if flags["model"] is None and "model" not in names:
         raise ConfigError("a sweep needs a model: give --model qwen2.5-0.5b, say, or vary it")
-    bases = {"gpu", "machine"} & names
-    other = next((name for name in ("gpu", "machine", "profile") if flags[name]), None)
+    bases = {*BASES} & names
+    other = next((name for name in BASES if flags[name]), None)
     if bases and other:
         raise ConfigError(
             f"--{other} and the axis {bases.pop()} both say what the machine is: leave one out"
@@ -250,11 +230,7 @@ def _sweep(context: click.Context, flags: Mapping[str, Any]) -> Sweep:
     return Sweep(
         axes=axes,
         request=as_traced(Request.of(own), own),
-        strategy=flags["strategy"],
-        knobs=strategy_options(context),
-        releases=flags["gradients"] == "release",
-        parallel=flags["parallel"],
-        reshards=flags["reshard_after_forward"],
+        knobs=given_flags(context)[1],
         method=flags["method"],
         tolerance=TOLERANCE if flags["tolerance"] is None else flags["tolerance"],
     )

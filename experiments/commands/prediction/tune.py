@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from experiments.commands.command import Command, flag_of, given
+from experiments.commands.command import Command, flag_of, given, option
 from experiments.commands.flag_types import NEW_FOLDER, PATH
-from experiments.commands.prediction.machine_flags import simulation_flags
+from experiments.commands.prediction.request_flags import request_flags
 from experiments.commands.training.config_file import read_config_file, with_flags
 from experiments.commands.training.train_flags import KNOB_NAMES, given_flags, train_flags
 from experiments.output.target import check_folder
-from experiments.sweeps.requests import Request, hardware_of, notes_on, workload_of
+from experiments.request.hardware import hardware_of
+from experiments.request.request import MACHINE, Request
+from experiments.request.workload import notes_on, workload_of
 from experiments.training.parts.first_checks import check_first, trainable_name
 from experiments.training.parts.models.fine_tuning import fine_tuning, train_defaults
+from experiments.training.settings.field import settings_of
 from experiments.training.settings.paths import located
 from experiments.training.settings.training import TrainSettings
 from zenflow.config import ZenFlowConfig
@@ -53,50 +56,51 @@ def _flags_of(decorator: Callable[..., Any]) -> dict[str, click.Parameter]:
 
 
 _TRAIN = {k: v for k, v in _flags_of(train_flags).items() if k not in _NOT_TUNED}
-_SIMULATE = {k: v for k, v in _flags_of(simulation_flags).items() if k not in _TRAIN}
+_OTHER = [item.name for item in settings_of(Request).values() if item.section != MACHINE]
+_SIMULATE = {k: v for k, v in _flags_of(request_flags(without=_OTHER)).items() if k not in _TRAIN}
 
 
-@click.command(cls=Command, name="tune")
-@click.option(
-    "--backend",
-    type=click.Choice(("simulated", "measured")),
-    default="simulated",
-    show_default=True,
-    help="Predict each setting, or run it for a few windows.",
+@click.command(
+    cls=Command,
+    name="tune",
+    examples=[
+        "zenflow tune --model Qwen/Qwen2.5-0.5B --gpu rtx4090 --out runs/tuned",
+        "zenflow tune --backend measured --model mini --trials 20 --out runs/tuned",
+    ],
 )
-@click.option(
-    "--objective",
-    "objectives",
-    multiple=True,
-    default=("goodput",),
+@option(
+    "--backend", type=click.Choice(("simulated", "measured")), default="simulated",
+    show_default=True, section="Search",
+    help="Predict each setting, or run it for a few windows.",
+)  # fmt: skip
+@option(
+    "--objective", "objectives", multiple=True, default=("goodput",), section="Search",
     help="goodput (the default), step_seconds, stall_seconds, staleness, device_bytes or "
     "host_bytes; given several times: a Pareto front.",
-)
-@click.option(
-    "--sampler",
-    default="tpe",
-    show_default=True,
-    help="tpe, random, gp, cmaes, nsgaii, qmc, or grid for brute force.",
-)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of it.")
-@click.option(
-    "--trials", type=int, default=100, show_default=True, help="Settings to try, in all."
-)
-@click.option("--timeout", type=float, help="Seconds after which no other trial begins.")
-@click.option(
-    "--storage", help="Keep the study in a file (study.journal) or a database (sqlite:///a.db)."
-)
-@click.option("--study-name", default="zenflow", show_default=True, help="Of it in the storage.")
-@click.option("--workers", type=int, default=1, show_default=True, help="Processes.")
-@click.option("--device-memory", type=float, help="Most GB of one device.")
-@click.option("--host-memory", type=float, help="Most GB of the host.")
-@click.option("--largest-staleness", type=int, help="Most steps, S + 1.")
-@click.option("--smallest-captured", type=float, help="Least share of energy on the device.")
-@click.option("--out", type=NEW_FOLDER, help="Results go here.")
-@click.option(
-    "--config", "config_file", type=PATH,
-    help="Settings of the runs, as of `zenflow train`; flags win over it.",
 )  # fmt: skip
+@option(
+    "--sampler", default="tpe", show_default=True, section="Search",
+    help="tpe, random, gp, cmaes, nsgaii, qmc, or grid for brute force.",
+)  # fmt: skip
+@option("--seed", type=click.IntRange(min=0), default=0, show_default=True, section="Search",
+        help="Seed of the sampler.")  # fmt: skip
+@option("--trials", type=int, default=100, show_default=True, section="Search",
+        help="Settings to try, in all.")  # fmt: skip
+@option("--timeout", type=float, section="Search",
+        help="Seconds after which no other trial begins.")  # fmt: skip
+@option("--workers", type=int, default=1, show_default=True, section="Search", help="Processes.")
+@option("--device-memory", type=float, section="Limits", help="Most GB of one device.")
+@option("--host-memory", type=float, section="Limits", help="Most GB of the host.")
+@option("--largest-staleness", type=int, section="Limits", help="Most steps, S + 1.")
+@option("--smallest-captured", type=float, section="Limits",
+        help="Least share of energy on the device.")  # fmt: skip
+@option("--storage", section="Input and output",
+        help="File (study.journal) or database (sqlite:///a.db) of the study.")  # fmt: skip
+@option("--study-name", default="zenflow", show_default=True, section="Input and output",
+        help="Name of the study in the storage.")  # fmt: skip
+@option("--out", type=NEW_FOLDER, section="Input and output", help="Results go here.")
+@option("--config", "config_file", type=PATH, section="Input and output",
+        help="Settings of the runs, as of `zenflow train`; flags win over it.")  # fmt: skip
 @click.pass_context
 def tune_command(context: click.Context, /, **flags: Any) -> None:
     """Search the knobs of a model on a machine, and write them as a file for `zenflow train`.

@@ -10,7 +10,7 @@ from typing import Any
 from autotune.constraints import Constraints, Feasibility
 from autotune.offline.backends import AbstractBackend
 from autotune.space import SearchSpace
-from experiments.sweeps.requests import Request
+from experiments.request.request import Request
 
 Simulation = Callable[[Request], tuple[AbstractBackend, Constraints]]
 """Maker of the backend, and of the limits that the machine sets, for another request."""

@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 _LONGEST_VALUE = 30
 
 
-@click.command(cls=Command, name="convert")
+@click.command(
+    cls=Command,
+    name="convert",
+    examples=[
+        "zenflow convert ds_config.json --output run.toml",
+    ],
+)
 @click.argument("source", type=PATH, metavar="DEEPSPEED.json")
 @click.option(
     "--output",

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from experiments.commands.command import Command, flags_were_right
+from experiments.commands.command import Command, flags_were_right, option
 from experiments.commands.flag_types import FILE, KNOWN_FOLDER, PATH
 from experiments.commands.training.config_file import (
     read_config_file,
@@ -43,30 +43,33 @@ RUNS = Path("runs")
 """Folder of runs without --out, below the working directory."""
 
 
-@click.command(cls=Command)
-@click.option(
-    "--compare",
-    is_flag=True,
+@click.command(
+    cls=Command,
+    examples=[
+        "zenflow train --compare --model mini --out runs/compared",
+        "zenflow train --model Qwen/Qwen2.5-0.5B --data my_texts/ --auto --out runs/tuned",
+        "zenflow train --resume runs/tuned",
+    ],
+)
+@option(
+    "--compare", is_flag=True, section="Run",
     help="Run on_device, zero_offload, zenflow_paper and zenflow on the same seed and data.",
-)
-@click.option("--out", type=PATH, help="Directory of the results, new or empty.")
-@click.option("--overwrite", is_flag=True, help="Replace an earlier run's results in --out.")
-@click.option(
-    "--resume",
-    type=KNOWN_FOLDER,
+)  # fmt: skip
+@option("--out", type=PATH, section="Run", help="Directory of the results, new or empty.")
+@option("--overwrite", is_flag=True, section="Run",
+        help="Replace an earlier run's results in --out.")  # fmt: skip
+@option(
+    "--resume", type=KNOWN_FOLDER, section="Run",
     help="Go on with the run in this directory; its settings are kept.",
-)
-@click.option(
-    "--config",
-    "config_file",
-    type=PATH,
+)  # fmt: skip
+@option(
+    "--config", "config_file", type=PATH, section="Run",
     help="TOML or JSON with settings, or a DeepSpeed JSON; flags win over it.",
-)
-@click.option(
-    "--replay",
-    type=FILE,
+)  # fmt: skip
+@option(
+    "--replay", type=FILE, section="Run",
     help="Repeat the tuned run of this decisions.jsonl, bit for bit on a CPU.",
-)
+)  # fmt: skip
 @tuning_flags
 @train_flags
 @click.pass_context

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import click
 
-from experiments.commands.command import given, with_flags
-from experiments.commands.flag_types import Gigabytes, LinkRates, NumberOr
+from experiments.commands.command import given, option, with_flags
+from experiments.commands.setting_flags import setting_flag
 from experiments.training.parts.models.fine_tuning import FINE_TUNING, written
 from experiments.training.settings.field import Setting, settings_of, written_settings
 from experiments.training.settings.training import TrainSettings
@@ -16,67 +16,53 @@ from experiments.training.settings.tuning import TuningSettings
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 
-_KNOB_HELP: Mapping[str, str] = {
-    "topk_ratio": "Share of columns that the device updates, k.",
-    "select_strategy": "Unit of --select-interval.",
-    "select_interval": "Steps or epochs between two selections; 0: only the first.",
-    "update_interval": "Steps between two uploads of a deferred column, S.",
-    "overlap_step": "Run the host's updates behind the following steps.",
-    "update_rule": "What becomes of columns on the host.",
-    "queue_depth": "Gradients that wait on the host, q.",
-    "full_warm_up_rounds": "First steps that defer nothing.",
-    "importance_decay": "Memory of the columns' scores.",
-    "hysteresis": "Lead that a column needs to be selected.",
-    "min_split_elements": "Smaller parameters stay on the device whole.",
-    "block_elements": "Most elements in a block.",
-}
-KNOB_NAMES = tuple(_KNOB_HELP)
-
+RULE = "Update rule"
 _KNOBS = settings_of(ZenFlowConfig)
+KNOB_NAMES = tuple(name for name in _KNOBS if name != "steps_per_epoch")  # the data says that one
 _TUNING = written_settings(TuningSettings)
 _OF_A_RUN = tuple(item for item in written_settings(TrainSettings) if item not in _TUNING)
+_FIRST_OF = {
+    "strategy": "Model and data",
+    "sequence": "Batch and steps",
+    "lr": "Optimizer",
+    "gradients": "Precision and memory",
+    "parallel": "Machine",
+    "seed": "Seed, checkpoints and records",
+}
+"""Headings of the help, by the first of the fields below each."""
 
 
-def _flag(item: Setting, words: str) -> Callable[[Any], Any]:
-    name = item.key.replace("_", "-")
-    if item.kind is bool:
-        return click.option(f"--{name}/--no-{name}", default=None, help=words)
-    return click.option(f"--{name}", type=_type(item), default=None, help=words)
-
-
-def _type(item: Setting) -> Any:
-    if item.choices:
-        return click.Choice(item.choices)
-    if item.none is not None:
-        return NumberOr(item.kind, item.none)
-    if item.kind is tuple:
-        return (float, float) if item.unit == 1.0 else LinkRates()
-    return item.kind if item.unit == 1.0 else Gigabytes()
-
-
-def _with_default(item: Setting) -> str:
+def _default(item: Setting) -> str:
     if item.default in (None, False):
-        return item.help
+        return ""
     default = item.default
     shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
     if item.name in FINE_TUNING:
         shown += f"; of a model with weights {written(FINE_TUNING[item.name])}"
-    return f"{item.help}  [default: {shown}]"
+    return shown
 
 
-knob_flags = with_flags(*(_flag(_KNOBS[name], words) for name, words in _KNOB_HELP.items()))
+def _run_flags() -> Iterator[Callable[[Any], Any]]:
+    section = ""
+    for item in _OF_A_RUN:
+        section = _FIRST_OF.get(item.name, section)
+        yield setting_flag(item, default=_default(item), section=section)
+
+
+knob_flags = with_flags(*(setting_flag(_KNOBS[name], section=RULE) for name in KNOB_NAMES))
 """Flags of the update rule alone."""
 
-train_flags = with_flags(*(_flag(item, _with_default(item)) for item in _OF_A_RUN), knob_flags)
+train_flags = with_flags(*_run_flags(), knob_flags)
 """Flags of a run and of the update rule, as their fields follow."""
 
 tuning_flags = with_flags(
-    click.option(
+    option(
         "--auto",
         is_flag=True,
         help="Choose k, S and selections while the run goes on: --controller both.",
+        section="Tuning",
     ),
-    *(_flag(item, item.help) for item in _TUNING),
+    *(setting_flag(item, section="Tuning") for item in _TUNING),
 )
 """Flags of a run that chooses its own knobs, ``--auto`` first."""
 
@@ -93,9 +79,9 @@ def flags_of(settings: Mapping[str, Any], knobs: Mapping[str, Any]) -> list[str]
     They are None where a setting has no flag, as tables of a file have none.
     """
     known = settings_of(TrainSettings)
-    if any(value and not known[name].help for name, value in settings.items()):
+    if any(value and not known[name].is_written for name, value in settings.items()):
         return None
-    items = [(known[name], value) for name, value in settings.items() if known[name].help]
+    items = [(known[name], value) for name, value in settings.items() if known[name].is_written]
     words = []
     for item, value in [*items, *((_KNOBS[name], value) for name, value in knobs.items())]:
         flag = item.key.replace("_", "-")

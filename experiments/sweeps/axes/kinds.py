@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from experiments.sweeps.axes import words
-from experiments.sweeps.axes.words import Value
-from experiments.training.settings.field import settings_of
-from experiments.training.settings.training import DTYPES
-from sim.models.kernels import KERNELS
-from sim.models.workload import ATTENTIONS, LOSSES
+from experiments.request import words
+from experiments.request.request import STRATEGY, Request
+from experiments.request.words import GIB, Value
+from experiments.training.settings.field import Setting, settings_of
 from sim.names import fold, nearest
-from sim.timing.division import PARALLELS
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 
-Place = Literal["flag", "strategy", "knob", "figure", "machine"]
+Place = Literal["request", "strategy", "knob", "figure", "machine"]
 
-_GIGA, _TERA, GIB = 1e9, 1e12, float(1 << 30)
+_UNITS: Mapping[str, float] = {"": 1.0, "GB/s": 1e9, "GiB": GIB, "TFLOP/s": 1e12}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,15 +26,24 @@ class AxisKind:
 
     name: str
     place: Place
-    """Where a value goes: a flag of `zenflow simulate`, a knob, or a figure of the machine."""
+    """Where a value goes: a request's field, of its strategy or of the rest, a setting of the
+    update rule, a figure of the machine, or a part of several figures."""
     target: str
-    """Name of the flag or knob, or dotted name of the figure."""
+    """Name of the field or setting, or dotted name of the figure."""
     parse: Callable[[str], Value]
     """Parser from a word to a value; raises ``ConfigError``."""
     scale: float = 1.0
     """SI units in one of its own."""
     unit: str = ""
     help: str
+    known: tuple[str, ...] = ()
+    """Words that it may be given, where only a few are."""
+
+    @property
+    def meaning(self) -> str:
+        """What it varies, in a sentence, and its unit."""
+        said = re.split(r"\. |; None is", self.help)[0].removesuffix(".")
+        return f"{said} ({self.unit})" if self.unit else said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +70,7 @@ class Axis:
         return f"{self.name} ({unit})" if unit else self.name
 
 
-SYSTEM_OPTIONS = ("float32_master", "lora_rank", "lora_targets")
-"""Options of other systems, which are no settings of the update rule."""
-_SHORT: Mapping[str, str] = {"k": "topk_ratio", "S": "update_interval"}
+_ALIASES: Mapping[str, str] = {"batch": "batch_size", "k": "topk_ratio", "S": "update_interval"}
 _WITHOUT_EFFECT = (
     "full_warm_up_rounds",
     "importance_decay",
@@ -74,80 +79,85 @@ _WITHOUT_EFFECT = (
     "steps_per_epoch",
 )
 """Knobs that no steady step's time or memory depends on."""
+_BEHIND_CORES = "host_threads"
+"""Field whose axis is set behind that of cores, which resets the field."""
 
 
-def _axis(
-    place: Place,
-    name: str,
-    parse: Callable[[str], Value],
-    help_: str,
-    target: str | None = None,
-    **unit: Any,
-) -> AxisKind:
-    return AxisKind(name=name, place=place, target=target or name, parse=parse, help=help_, **unit)
+_PARSERS: Mapping[type, Callable[[str], Value]] = {
+    bool: words.switch,
+    int: words.count,
+    float: words.number,
+}
 
 
-def _flag(name: str, parse: Callable[[str], Value], help_: str, **more: Any) -> AxisKind:
-    return _axis("flag", name, parse, help_, **more)
-
-
-def _figure(name: str, target: str, scale: float, unit: str, help_: str) -> AxisKind:
-    return _axis("figure", name, words.number, help_, target, scale=scale, unit=unit)
-
-
-def _knobs() -> Iterable[AxisKind]:
-    for name, target in _SHORT.items():
-        yield _axis("knob", name, words.knob(target), target, target)
-    for name in settings_of(ZenFlowConfig):
-        if name not in _WITHOUT_EFFECT:
-            yield _axis("knob", name, words.knob(name), "as the flag of zenflow simulate")
-
-
-KINDS: Mapping[str, AxisKind] = {
-    kind.name: kind
-    for kind in (
-        _flag("model", words.model, "named model, config.json or directory"),
-        _flag("gpu", words.part("device"), "device, with the rest of its usual machine"),
-        _flag("machine", words.machine, "whole machine, or a profile's JSON file"),
-        _flag("host", words.part("host"), "host"),
-        _flag("link", words.part("link"), "link to the host"),
-        _flag("fabric", words.part("fabric"), "between devices"),
-        _flag("network", words.part("network"), "between hosts"),
-        _flag("nvme", words.drives, "drives, or none"),
-        _flag("num_gpus", words.count, "devices of a host"),
-        _flag("num_hosts", words.count, "hosts"),
-        _flag("host_ram", words.number, "host memory", scale=GIB, unit="GiB"),
-        _flag("batch", words.count, "sequences of a micro-batch", target="batch_size"),
-        _flag("sequence", words.count, "tokens of a sequence"),
-        _flag("grad_accum", words.count, "micro-batches of a step"),
-        _flag("dtype", words.choice(DTYPES), "of parameters"),
-        _flag("kernels", words.choice(KERNELS), "of elementwise work: eager, liger, compiled"),
-        _flag("checkpointing", words.recomputation, "recomputed: yes, no, a share (1/2), op"),
-        _flag("attention", words.choice(ATTENTIONS), "kernels"),
-        _flag("loss", words.choice(LOSSES), "tokens, parts, float32, sum of logits, classes"),
-        _flag("offload_activations", words.switch, "activations on the host: yes, no"),
-        _axis("strategy", "strategy", words.strategy, "strategy"),
-        _axis("strategy", "parallel", words.choice(PARALLELS), "how devices share a model"),
-        _axis("strategy", "reshard_after_forward", words.switch, "of sharded weights: yes, no"),
-        *_knobs(),
-        _axis("knob", "float32_master", words.switch, "float32 weights too: yes, no"),
-        _axis("knob", "lora_rank", words.count, "rank of adapters, of lora and qlora"),
-        _axis("knob", "lora_targets", words.targets, "matrices with adapters: all, attention"),
-        _axis("machine", "cores", words.count, "cores of the whole host"),
-        _axis("machine", "host_threads", words.count, "of the host's update, for each device"),
-        _axis("machine", "link_rate", words.number, "of the link, each way",
-              scale=_GIGA, unit="GB/s"),
-        _figure("d2h", "link.d2h", _GIGA, "GB/s", "of copies to the host"),
-        _figure("h2d", "link.h2d", _GIGA, "GB/s", "of copies to the device"),
-        _figure("duplex", "link.duplex", 1.0, "", "both ways together over their sum, to 1"),
-        _figure("dram", "host.dram", _GIGA, "GB/s", "of one socket's memory"),
-        _figure("core_rate", "host.core_bandwidth", _GIGA, "GB/s", "that one core moves"),
-        _figure("device_memory", "device.memory", GIB, "GiB", "of one device"),
-        _figure("device_rate", "device.bandwidth", _GIGA, "GB/s", "of device memory"),
-        _axis("machine", "tflops", words.number, "dense peak in the workload's dtype",
-              scale=_TERA, unit="TFLOP/s"),
+def _field(item: Setting) -> AxisKind:
+    known = item.choices or item.known or (("yes", "no") if item.kind is bool else ())
+    place: Place = "strategy" if item.section == STRATEGY else "request"
+    return AxisKind(
+        name=item.name,
+        place="machine" if item.name == _BEHIND_CORES else place,
+        target=item.name,
+        parse=item.parse or _PARSERS.get(item.kind) or words.choice(known),
+        scale=item.unit,
+        unit="GiB" if item.unit == GIB else "",
+        help=item.help,
+        known=known,
     )
-}  # fmt: skip
+
+
+def _knob(item: Setting) -> AxisKind:
+    """Return the axis of a setting of the update rule, which checks values itself."""
+
+    def parse(word: str) -> Value:
+        if item.kind is bool:
+            return words.switch(word)
+        try:
+            value: Value = item.kind(word)
+        except ValueError:
+            what = {int: "whole numbers", float: "numbers"}[item.kind]
+            raise ConfigError(f"values must be {what}, got {word!r}") from None
+        ZenFlowConfig.preset("zenflow", **{item.name: value})
+        return value
+
+    known = ("yes", "no") if item.kind is bool else item.choices
+    return AxisKind(
+        name=item.name, place="knob", target=item.name, parse=parse, help=item.help, known=known
+    )
+
+
+def _number(name: str, help: str, unit: str = "", figure: str | None = None) -> AxisKind:
+    """Return the axis of a figure, by its dotted name, or of what sets several."""
+    return AxisKind(
+        name=name, place="figure" if figure else "machine", target=figure or name,
+        parse=words.number, scale=_UNITS[unit], unit=unit, help=help,
+    )  # fmt: skip
+
+
+_FIGURES = (
+    replace(_number("cores", "Cores of the whole host"), parse=words.count),
+    _number("link_rate", "Rate of the link, each way", "GB/s"),
+    _number("d2h", "Rate of copies to the host", "GB/s", "link.d2h"),
+    _number("h2d", "Rate of copies to the device", "GB/s", "link.h2d"),
+    _number("duplex", "Rate both ways together over their sum, to 1", figure="link.duplex"),
+    _number("dram", "Rate of one socket's memory", "GB/s", "host.dram"),
+    _number("core_rate", "Rate that one core moves", "GB/s", "host.core_bandwidth"),
+    _number("device_memory", "Memory of one device", "GiB", "device.memory"),
+    _number("device_rate", "Rate of device memory", "GB/s", "device.bandwidth"),
+    _number("tflops", "Dense peak in the workload's dtype", "TFLOP/s"),
+)
+
+
+def _kinds() -> dict[str, AxisKind]:
+    fields = [_field(item) for item in settings_of(Request).values() if item.is_axis]
+    knobs = [
+        _knob(item) for name, item in settings_of(ZenFlowConfig).items()
+        if name not in _WITHOUT_EFFECT
+    ]  # fmt: skip
+    found = {kind.name: kind for kind in (*fields, *knobs, *_FIGURES)}
+    return {**found, **{name: replace(found[of], name=name) for name, of in _ALIASES.items()}}
+
+
+KINDS: Mapping[str, AxisKind] = _kinds()
 """Every axis by name; beside these any figure of a profile by its dotted name, in SI units."""
 
 
@@ -166,7 +176,7 @@ def kind_of(name: str) -> AxisKind:
         )
     figures = _figure_names()
     if name in figures:
-        return _figure(name, name, 1.0, "", "figure of the profile, in SI units")
+        return _number(name, "Figure of the profile, in SI units", figure=name)
     known = {fold(known): known for known in (*KINDS, *figures)}
     known = {**known, "accumulation": "grad_accum", "ram": "host_ram", "bandwidth": "dram"}
     found = known.get(fold(name))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from experiments.request.words import Value, float_in
 from experiments.sweeps.axes.kinds import Axis, AxisKind, kind_of
-from experiments.sweeps.axes.words import Value, float_in
 from zenflow.errors import ConfigError
 
 _MOST_VALUES = 100_000
@@ -90,7 +90,7 @@ def _range(word: str, kind: AxisKind) -> list[Value]:
     ]
     # Exact where they can be: 0.1 + 2 * 0.1 is meant to be 0.3.
     numbers = [float(f"{min(number, high):.12g}") for number in numbers]
-    if is_factor and _takes_whole(kind, low):
+    if is_factor and low.is_integer() and isinstance(kind.parse(f"{low:.12g}"), int):
         numbers = [float(round(number)) for number in numbers]
     return [kind.parse(f"{number:.12g}") for number in numbers]
 
@@ -100,13 +100,3 @@ def _finite(part: str, word: str) -> float:
     if not math.isfinite(value):
         raise ConfigError(f"range {word!r} needs numbers, got {part!r}")
     return value
-
-
-def _takes_whole(kind: AxisKind, low: float) -> bool:
-    """Whether an axis takes whole numbers only, so that a factor's values are rounded."""
-    if low != int(low):
-        return False
-    try:
-        return isinstance(kind.parse(f"{low:.12g}"), int)
-    except ConfigError:
-        return False

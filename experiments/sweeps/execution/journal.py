@@ -70,8 +70,8 @@ class Journal:
         except ValueError:
             header = {}
         self.sessions = header.pop("sessions", [])
-        # As text: the order of the axes is the order of the points, and dicts don't compare it.
-        if json.dumps(header) != json.dumps(self._header):
+        # The order of the axes is the order of the points, and dicts don't compare it.
+        if header != self._header or _axes(header) != _axes(self._header):
             raise ConfigError(
                 f"{self.folder} holds another sweep; it differs in "
                 f"{_difference(header, self._header)}: give the same command to go on, or another "
@@ -128,6 +128,10 @@ class Journal:
             fsync_folder(self.parts)
             self._waiting = []
         self._written = time.monotonic()
+
+
+def _axes(header: Mapping[str, Any]) -> list[str]:
+    return list(header["sweep"]["axes"])
 
 
 def _table(batch: Batch) -> pa.Table:

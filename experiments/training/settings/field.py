@@ -1,13 +1,17 @@
 """A setting said once: a dataclass field with its help, its rule and how it is written.
 
-A command line, a settings file and a record all ask ``settings_of`` for what a field is.
+A command line, a settings file, a sweep and a record all ask ``settings_of`` for what a field is.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
+import inspect
+import itertools
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -55,12 +59,28 @@ class Setting:
     """Value where nobody says one."""
     choices: tuple[str, ...] = ()
     """Words allowed, where only a few are."""
+    known: tuple[str, ...] = ()
+    """Words allowed, where they are too many for a flag's usage line."""
     help: str = ""
-    """What the flag's help says."""
+    """What the flag's help says: the first paragraph of the field's docstring, or a text."""
+    is_written: bool = False
+    """Whether the field is a flag and a key of a file."""
+    section: str = ""
+    """Part of the settings that the field belongs to, a heading of the flags' help."""
     rule: Rule | None = None
     """Rule of the value; None allows every one of its type."""
     key: str = ""
     """Name of the flag, with underscores, and of the file's key."""
+    aliases: tuple[str, ...] = ()
+    """Further names of the flag."""
+    parse: Callable[[str], Any] | None = None
+    """Parser of a word, where type and choices don't say one; raises ``ConfigError``."""
+    metavar: str | None = None
+    """Form of a word in the flag's usage line, where the type doesn't say it."""
+    bare: str | None = None
+    """Word that the flag stands for without a value; it has a negation then."""
+    is_axis: bool = True
+    """Whether a sweep may vary the field."""
     unit: float = 1.0
     """SI units in one unit of the flag and of the file."""
     none: str | None = None
@@ -109,33 +129,37 @@ class Setting:
         return [v / self.unit for v in value] if self.kind is tuple else value / self.unit
 
 
-def setting(default: Any, help: str, rule: Rule | None = None, **how: Any) -> Any:
+def setting(default: Any, help: str = "", rule: Rule | None = None, **how: Any) -> Any:
     """Return a dataclass field that is a flag and a key of a file.
 
     Args:
         default: Value where nobody says one.
-        help: What the flag's help says.
+        help: What the flag's help says, where the docstring below the field does not.
         rule: Rule of the value, where it isn't ``choices``.
         how: More fields of ``Setting``.
     """
     if "choices" in how:
         rule = one_of(how["choices"])
-    return dataclasses.field(default=default, metadata={"help": help, "rule": rule, **how})
+    how |= {"rule": rule, "is_written": True, **({"help": help} if help else {})}
+    return dataclasses.field(default=default, metadata=how)
 
 
 @functools.cache
 def settings_of(owner: type) -> Mapping[str, Setting]:
-    """Return what each field of a dataclass is, by name; one not of ``setting`` has no help.
+    """Return what each field of a dataclass is, by name.
 
-    Choices of such a field are those of its ``Literal``.
+    Choices of a field that is not of ``setting`` are those of its ``Literal``.
     """
-    hints = get_type_hints(owner)
-    return {field.name: _setting(field, hints[field.name]) for field in dataclasses.fields(owner)}
+    hints, helps = get_type_hints(owner), _docstrings_of(owner)
+    return {
+        field.name: _setting(field, hints[field.name], helps.get(field.name, ""))
+        for field in dataclasses.fields(owner)
+    }
 
 
 def written_settings(owner: type) -> tuple[Setting, ...]:
     """Return the fields of a dataclass that are flags and keys of a file."""
-    return tuple(found for found in settings_of(owner).values() if found.help)
+    return tuple(found for found in settings_of(owner).values() if found.is_written)
 
 
 def violations(values: Any) -> list[str]:
@@ -145,10 +169,27 @@ def violations(values: Any) -> list[str]:
     return [words for words in wrong if words is not None]
 
 
-def _setting(field: dataclasses.Field[Any], hint: Any) -> Setting:
+def _docstrings_of(owner: type) -> dict[str, str]:
+    """Return the first paragraph below each field of a class and of its ancestors, in one line."""
+    found = {}
+    for base in reversed(owner.__mro__[:-1]):
+        tree = ast.parse(inspect.getsource(sys.modules[base.__module__]))
+        classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+        body = next(node.body for node in classes if node.name == base.__name__)
+        for place, below in itertools.pairwise(body):
+            match place, below:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    found[name] = " ".join(text.split("\n\n")[0].split())
+    return found
+
+
+def _setting(field: dataclasses.Field[Any], hint: Any, help: str) -> Setting:
     is_optional = type(None) in get_args(hint)
     own = next(part for part in get_args(hint) if part is not type(None)) if is_optional else hint
-    how: dict[str, Any] = {"key": field.name, **field.metadata}
+    how: dict[str, Any] = {"key": field.name, "help": help, **field.metadata}
     origin = get_origin(own) or own
     if origin is Literal:
         how["choices"], origin = get_args(own), str

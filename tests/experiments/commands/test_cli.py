@@ -1,9 +1,11 @@
 import importlib.util
 import json
+import shlex
 import subprocess
 import sys
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -94,6 +96,26 @@ def test_the_version_with_an_unknown_kernel_is_a_usage_error(monkeypatch):
     result = CliRunner().invoke(main, ["--version"])
     assert result.exit_code == 2
     assert "'fortran': unset it" in result.output
+
+
+EXAMPLES = [(name, line) for name, own in main.commands.items() for line in own.examples]
+
+
+def test_every_command_has_an_example():
+    assert {name for name, _ in EXAMPLES} == set(main.commands)
+
+
+@pytest.mark.parametrize(("name", "line"), EXAMPLES)
+def test_an_example_is_a_line_that_its_command_takes(name, line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    program, command, *arguments = shlex.split(line)
+    assert (program, command) == ("zenflow", name)
+    for word in arguments:  # what has to be there
+        if word == "mine.json":
+            Path(word).touch()
+        elif word.startswith("runs/"):
+            Path(word).mkdir(parents=True)
+    main.commands[name].make_context(name, arguments)
 
 
 def test_every_field_of_the_config_has_a_flag():

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.sweeps.axes.kinds import KINDS, SYSTEM_OPTIONS
+from experiments.request.request import SYSTEM_OPTIONS, Request
+from experiments.sweeps.axes.kinds import KINDS
 from experiments.sweeps.axes.parsing import parse_axes, parse_axis
 from experiments.sweeps.grid import Sweep
-from experiments.sweeps.requests import Request
 from sim.simulate import Strategy
 from tests.experiments.swept import BASE, CARD, MODEL, run, sweep_of
 from zenflow.errors import ConfigError
@@ -113,6 +113,7 @@ def test_every_axis_moves_the_machine_or_the_work():
         "block_elements": "4096",
         "duplex": "0.5", "attention": "eager", "offload_activations": "yes",
         "lora_targets": "attention", "loss": "classes", "float32_master": "no",
+        "gradients": "keep",
     }  # fmt: skip
     for name in KINDS:
         if name in (
@@ -125,8 +126,10 @@ def test_every_axis_moves_the_machine_or_the_work():
             del named["model"]
         strategy = "qlora" if name in SYSTEM_OPTIONS else "zenflow"
         strategy = "ddp" if name == "float32_master" else strategy
-        plain = Sweep(axes=(), request=Request(**MODEL, gpu="l40s"), strategy=strategy)
-        after = Sweep(axes=varied, request=Request(**named), strategy=strategy).case(0)
+        if name != "strategy":
+            named["strategy"] = strategy
+        plain = Sweep(axes=(), request=Request(**MODEL, gpu="l40s", strategy=strategy))
+        after = Sweep(axes=varied, request=Request(**named)).case(0)
         assert after != plain.case(0), name
 
 
@@ -163,7 +166,7 @@ def test_axes_of_several_devices_reach_the_machine_and_the_strategy():
             assert strategy.reshards == values["reshard_after_forward"]
         else:  # another system keeps its own way beside ours
             assert strategy == Strategy.of("fsdp2")
-    alone = Sweep(axes=axes[4:5], strategy="fsdp2", request=Request(**MODEL, gpu="l40s"))
+    alone = Sweep(axes=axes[4:5], request=Request(**MODEL, gpu="l40s", strategy="fsdp2"))
     assert alone.case(1).strategy == Strategy.of("fsdp2", reshard_after_forward=False)
 
 

@@ -7,13 +7,13 @@ import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from experiments.request.request import Request
 from experiments.sweeps.axes.parsing import parse_axes
 from experiments.sweeps.grid import TOLERANCE, Sweep
 from experiments.sweeps.pictures.fronts import draw_pareto, front
 from experiments.sweeps.pictures.plots import draw_sweep
 from experiments.sweeps.points import rows_of
 from experiments.sweeps.prices import add_prices, parse_prices
-from experiments.sweeps.requests import Request
 from experiments.sweeps.table import read_table
 from tests.experiments.swept import BASE, CARD, GRID, all_rows, run, sweep_of, table_of_all
 

@@ -9,13 +9,12 @@ import math
 import re
 from collections.abc import Callable, Iterable
 
-from experiments.training.settings.field import settings_of
 from experiments.training.settings.sizes import MODEL_SIZES
 from sim.models.recomputation import BY_OPERATION, Recomputation
-from zenflow.config import ZenFlowConfig, unknown_name
-from zenflow.errors import ConfigError
+from zenflow.errors import ConfigError, unknown_name
 
 Value = str | int | float | bool | None
+GIB = float(1 << 30)
 
 
 def float_in(word: str) -> float:
@@ -36,8 +35,8 @@ def number(word: str) -> float:
 
 def count(word: str) -> int:
     """Return a whole number of at least 1."""
-    value = number(word)
-    if value != int(value):
+    value = float_in(word)
+    if not (value >= 1 and value.is_integer()):
         raise ConfigError(f"values must be whole numbers of at least 1, got {word!r}")
     return int(value)
 
@@ -99,6 +98,14 @@ def recomputation(word: str) -> Recomputation:
     return share if 0 < share < 1 else bool(share)
 
 
+def batch(word: str) -> tuple[int, int]:
+    """Return the sequences of a micro-batch and the tokens of each, as 4x1024 says them."""
+    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", word)
+    if found is None:
+        raise ConfigError(f"{word!r} is not two numbers of at least 1, as in 4x1024")
+    return int(found[1]), int(found[2])
+
+
 def choice(known: Iterable[str]) -> Callable[[str], str]:
     """Return the parser of one of these names."""
     names = tuple(known)
@@ -111,21 +118,15 @@ def choice(known: Iterable[str]) -> Callable[[str], str]:
     return parse
 
 
-def part(kind: str) -> Callable[[str], str]:
-    """Return the parser of a part's name, which gives it as the table spells it."""
+def part(kind: str, *others: str) -> Callable[[str], str]:
+    """Return the parser of a part's name, as the table spells it, or of other words."""
 
     def parse(word: str) -> str:
         from sim.hardware import catalog
 
-        found: str = getattr(catalog, f"find_{kind}")(word).name
-        return found
+        return word if word in others else str(getattr(catalog, f"find_{kind}")(word).name)
 
     return parse
-
-
-def drives(word: str) -> str:
-    """Return the name of NVMe drives, or none."""
-    return word if word == "none" else str(part("nvme")(word))
 
 
 def machine(word: str) -> str:
@@ -135,7 +136,7 @@ def machine(word: str) -> str:
     if word.endswith(".json"):
         read_profile(word)
         return word
-    return str(part("machine")(word))
+    return part("machine")(word)
 
 
 def model(word: str) -> str:
@@ -145,35 +146,3 @@ def model(word: str) -> str:
     if word not in MODEL_SIZES:
         find_model(word)
     return word
-
-
-def strategy(word: str) -> str:
-    """Return the name of a strategy."""
-    from sim.simulate import STRATEGIES
-
-    return choice(STRATEGIES)(word)
-
-
-def targets(word: str) -> str:
-    """Return which matrices get adapters."""
-    from sim.schedules.systems.lora import TARGETS
-
-    return choice(TARGETS)(word)
-
-
-def knob(name: str) -> Callable[[str], Value]:
-    """Return the parser of a setting of the update rule, which the rule itself checks."""
-    kind = settings_of(ZenFlowConfig)[name].kind
-
-    def parse(word: str) -> Value:
-        if kind is bool:
-            return switch(word)
-        try:
-            value: Value = kind(word)
-        except ValueError:
-            what = {int: "whole numbers", float: "numbers"}[kind]
-            raise ConfigError(f"values must be {what}, got {word!r}") from None
-        ZenFlowConfig.preset("zenflow", **{name: value})
-        return value
-
-    return parse

@@ -1,0 +1,1 @@
+"""How a person names a machine, a workload and a strategy."""
