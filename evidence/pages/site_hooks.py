@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from mkdocs.structure.files import File
 
 from evidence.pages.links import opened, replaced, targets
-from experiments.output.provenance import RESULTS
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -53,8 +52,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Point links at where the site has what they mean."""
     del config, files
     here, source = page.file.src_uri, _PAGES[page.file.src_uri]
-    if source.is_relative_to(RESULTS):  # pages of docs/ have what is to be found in records
-        page.meta["search"] = {"exclude": True}
 
     def moved(target: str) -> str:
         _, hash_mark, anchor = target.partition("#")

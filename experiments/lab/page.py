@@ -34,6 +34,13 @@ def page(study: Study, data: Data, findings: Sequence[Finding], record: Mapping[
         parts.append(FORMER)
     about = study.about(data)
     parts += [*([about] if about else []), f"![{study.title}]({PICTURE})"]
+    if study.page:
+        held = sum(finding.verdict is Verdict.HOLDS for finding in findings)
+        parts.append(
+            f"{held} of {len(findings)} claims hold. [{study.page}](../../../{study.page}) prints "
+            "them all with their sources, and `rows.jsonl` has every number."
+        )
+        return "\n\n".join(parts) + "\n"
     if findings:
         parts += ["## Findings", "\n".join(findings_table(findings))]
     parts += ["\n".join(markdown(table)) for table in study.tables(data)]
@@ -41,7 +48,10 @@ def page(study: Study, data: Data, findings: Sequence[Finding], record: Mapping[
 
 
 def findings_table(findings: Sequence[Finding]) -> list[str]:
-    """Return a line for each finding, and the notes below them."""
+    """Return a line for each finding, and the notes below them.
+
+    Columns without a number are left out. A source that all findings share is said once.
+    """
     notes = list(dict.fromkeys(finding.note for finding in findings if finding.note))
 
     def claim(finding: Finding) -> str:
@@ -51,14 +61,19 @@ def findings_table(findings: Sequence[Finding]) -> list[str]:
     columns = [
         Column(head="claim", show=claim),
         Column(head="source", show=lambda f: f.source),
-        Column(head="published", show=_published),
+        Column(head="published", show=published),
         Column(head="tolerance", show=lambda f: str(f.tolerance)),
-        Column(head="simulated", show=lambda f: _number(f.simulated, f.unit)),
-        Column(head="emulated", show=lambda f: _number(f.emulated, f.unit)),
-        Column(head="measured", show=lambda f: _number(f.measured, f.unit)),
+        Column(head="simulated", show=lambda f: number(f.simulated, f.unit)),
+        Column(head="emulated", show=lambda f: number(f.emulated, f.unit)),
+        Column(head="measured", show=lambda f: number(f.measured, f.unit)),
         Column(head="verdict", show=_verdict),
     ]
-    lines = markdown(Table(columns=columns, rows=findings))
+    columns = [column for column in columns if any(map(column.show, findings))]
+    above = []
+    if len(findings) > 1 and len({finding.source for finding in findings}) == 1:
+        above = [f"Source of all: {findings[0].source}.", ""]
+        columns = [column for column in columns if column.head != "source"]
+    lines = above + markdown(Table(columns=columns, rows=findings))
     return lines + [line for n, note in enumerate(notes, 1) for line in ("", f"[{n}] {note}")]
 
 
@@ -67,14 +82,16 @@ def _verdict(finding: Finding) -> str:
     return verdict if finding.verdict is Verdict.HOLDS else f"**{verdict}**"
 
 
-def _published(finding: Finding) -> str:
+def published(finding: Finding) -> str:
+    """Return the published number or range with its unit; nothing of none."""
     if isinstance(finding.published, Range):
-        low = _number(finding.published.low, "")
-        return f"{low} to {_number(finding.published.high, finding.unit)}"
-    return _number(finding.published, finding.unit)
+        low = number(finding.published.low, "")
+        return f"{low} to {number(finding.published.high, finding.unit)}"
+    return number(finding.published, finding.unit)
 
 
-def _number(value: float | None, unit: str) -> str:
+def number(value: float | None, unit: str) -> str:
+    """Return a number of a finding with its unit; nothing of none."""
     if value is None:
         return ""
     shown = f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -182,6 +182,9 @@ class Study:
     """Keys of the data, at any depth, that are never compared: a clock's seconds, say."""
     uses: frozenset[Option] = frozenset()
     """Options of a scope that are handed on."""
+    page: str = ""
+    """Page of the repository that prints every finding of the committed record, with its source;
+    empty where the record's own page does."""
     revision: int = 1
     """Number raised when rows change their meaning: records of an earlier one don't count."""
 

@@ -311,7 +311,7 @@ def test_a_committed_record_says_what_the_simulator_says_today(folder):
     record = read_validation(folder)
     text = (folder / records.README).read_text(encoding="utf-8")
     found = page(STUDY, record.data(STUDY), (), record.header)
-    assert text == found, "made by python -m evidence.pages.validation"
+    assert text == found, "made by python -m evidence.pages.predicted_again"
 
 
 def test_the_newest_record_of_a_kind_of_device_is_found(fresh, tmp_path):

@@ -14,15 +14,15 @@ import psutil
 import pytest
 
 from evidence.benchmarks.gpu import device_pass, finetune
-from evidence.benchmarks.gpu import document as gpu_document
 from evidence.benchmarks.gpu import figures as gpu_figures
+from evidence.benchmarks.gpu import keep as gpu_keep
 from evidence.benchmarks.gpu import setup as gpu_setup
 from evidence.benchmarks.gpu import step as gpu_step
 from evidence.benchmarks.gpu.loan import __main__ as loan
 from evidence.benchmarks.gpu.loan import bring, calls, records
 from evidence.benchmarks.gpu.loan import run as loan_run
 from evidence.benchmarks.gpu.loan.calls import CALLS, PREDICTED, Part
-from evidence.pages import validation as validation_docs
+from evidence.pages.gpu import read_suite
 from experiments.output.files import write_json
 from zenflow.errors import ConfigError
 
@@ -428,18 +428,16 @@ def test_archives_of_several_calls_become_one_record(tmp_path, monkeypatch):
     first = archive_of(call_of(1, "tests"), tmp_path, log)
     second = archive_of(call_of(2, "finetune"), tmp_path)
     results = tmp_path / "results"
-    keep = gpu_document.keep
-    monkeypatch.setattr(gpu_document, "keep", lambda runs: keep(runs, results))
-    for page in (gpu_document, validation_docs):
-        monkeypatch.setattr(page, "DOCUMENT", tmp_path / f"{page.__name__}.md")
-    assert gpu_document.main([str(first), str(second)]) == 0
+    keep = gpu_keep.keep
+    monkeypatch.setattr(gpu_keep, "keep", lambda runs: keep(runs, results))
+    assert gpu_keep.main([str(first), str(second)]) == 0
     (folder,) = results.iterdir()
     suite = json.loads((folder / records.SUITE).read_text())
     assert [each["part"] for each in suite["parts"]] == ["tests", "finetune"]
     assert (folder / "tests" / records.LOG).read_text() == log
-    said = gpu_document.section(results)
-    assert "Parts: tests 1 failed, 1 passed (done), finetune done." in said
-    assert "0123456789ab" in said
+    found = read_suite(folder)
+    assert found["parts"] == ["tests 1 failed, 1 passed (done)", "finetune done"]
+    assert found["commit"] == "0123456789ab"
 
 
 @pytest.mark.parametrize("is_archive", [False, True])

@@ -1,133 +1,127 @@
-"""docs/results.md, its studies, the README's numbers and the concepts' picture."""
-
-import re
-from dataclasses import replace
+"""Made pages are what templates render from records; a lookup that finds nothing is an error."""
 
 import pytest
+from click.testing import CliRunner
 
-from evidence.pages import late_updates, trainers
-from evidence.pages.commentary import SECTIONS
-from evidence.pages.headlines import headlines
-from evidence.pages.results import DOCS, README, documents, readme, with_part, write
+from evidence.pages import build, formats, lookups
 from evidence.pages.window_picture import NUM_BLOCKS, NUM_STEPS, PICTURE, windows
-from experiments.lab.record import README as RECORD_PAGE
-from experiments.output.provenance import RESULTS
-from tests.zenflow.conformance import document as refusals_page
+from evidence.published.runs import published
+from experiments.lab.record import needed
 from zenflow import ZenFlowConfig
 from zenflow.errors import ConfigError
 
-MADE = "made by python -m evidence.pages.results"
-NUMBER = re.compile(r"(?<![\w.=-])[+-]?(\d[\d,]*\.?\d*)(%?)(?!\w)")
-TEXTS = {".md", ".txt", ".json", ".jsonl"}
+
+def run(*arguments):
+    return CliRunner().invoke(build.main, arguments)
 
 
-def test_results_and_the_readmes_numbers_are_what_the_records_say():
-    made = documents()
-    there = [DOCS / "results.md", *(DOCS / "results").iterdir()]
-    assert {path.relative_to(DOCS).as_posix() for path in there} == made.keys(), MADE
-    for address, page in made.items():
-        assert (DOCS / address).read_text(encoding="utf-8") == page, f"{address}: {MADE}"
-    text = README.read_text(encoding="utf-8")
-    assert text == readme(text), MADE
+@pytest.fixture
+def templates(tmp_path, monkeypatch):
+    """A folder in place of the templates', with a function that writes one."""
+    monkeypatch.setattr(build, "TEMPLATES", tmp_path)
+
+    def write(name, text):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    return write
 
 
-def test_the_page_of_late_updates_has_the_record_s_picture_and_table():
-    text = late_updates.DOCUMENT.read_text(encoding="utf-8")
-    assert text == late_updates.document(text), "made by python -m evidence.pages.late_updates"
+def test_committed_pages_are_what_the_templates_render():
+    assert list(build.stale(build.pages())) == [], "made by python -m evidence.pages.build"
+    assert list(build.unmade()) == []
 
 
-def test_the_page_of_limits_has_every_refusal_of_the_suite():
-    text = refusals_page.DOCUMENT.read_text(encoding="utf-8")
-    made = "made by python -m tests.zenflow.conformance.document"
-    assert text == refusals_page.document(text), made
+def test_a_page_that_differs_or_that_no_template_makes_fails_the_check(tmp_path, monkeypatch):
+    monkeypatch.setattr(lookups, "ROOT", tmp_path)
+    page = build.Page(path="docs/results/whatif.md", template="docs/results/whatif.md.j2")
+    monkeypatch.setattr(build, "pages", lambda: [page])
+    (tmp_path / "docs" / "results").mkdir(parents=True)
+    monkeypatch.setattr(build, "render", lambda template, **values: "made\n")
+    assert run("--check").exit_code == 1
+    assert run(page.path).exit_code == 0
+    assert (tmp_path / page.path).read_text() == "made\n"
+    assert run("--check").exit_code == 0
+    (tmp_path / "docs" / "results" / "gone.md").write_text("old")
+    assert "gone.md (no template makes it: remove it)" in run("--check").output
+    assert run("--check", page.path).exit_code == 0
 
 
-def test_the_guide_of_trainers_has_the_record_s_table():
-    text = trainers.DOCUMENT.read_text(encoding="utf-8")
-    assert text == trainers.document(text), "made by python -m evidence.pages.trainers"
+@pytest.mark.parametrize("arguments", [["docs/nothing.md"], ["--check", "docs/nothing.md"]])
+def test_a_page_that_is_not_made_is_refused(arguments):
+    assert "docs/nothing.md" in run(*arguments).output
+    assert run(*arguments).exit_code == 2
 
 
-def test_what_a_failed_or_skipped_test_would_have_compared_is_left_out():
-    noted = "".join(
-        f'<property name="{name}" value="{value}"/>'
-        for name, value in {"trainer": "T", "mode": "keep", "compared": "losses",
-                            "packages": "numpy"}.items()
-    )  # fmt: skip
-    case = "<testcase><properties>{}</properties>{}</testcase>"
-    report = "".join(
-        case.format(noted, end) for end in ("", "<failure/>", "<skipped/>", "<error/>")
-    )
-    (row,) = trainers.compared(f"<testsuites>{report}</testsuites>")
-    assert row["versions"].startswith("numpy ")
-    assert trainers.compared("<testsuites><testcase/></testsuites>") == []
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("{{ record('sst2').config.nothing }}", "nothing"),
+        ("{{ record('sst3') }}", "sst3"),
+        ("{{ record('sst2').table('nothing') }}", "nothing"),
+        ("{{ record('sst2').ours('nothing') }}", "nothing"),
+        ("{{ benchmark('nothing') }}", "nothing"),
+        ("{{ benchmark('host_update', '2000-01-01') }}", "2000-01-01"),
+        ("{{ [{'a': 1}] | one(a=2) }}", "{'a': 2}"),
+        ("{{ [{'a': 1}] | one(nothing=2) }}", "nothing"),
+        ("{{ given(1 > 2) }}", "write it anew"),
+        ("{{ nothing }}", "nothing"),
+        ("{{ 1 | nothing }}", "nothing"),
+        ("{{ 1", "end"),
+    ],
+)
+def test_a_lookup_that_finds_nothing_names_template_line_and_key(templates, text, key):
+    templates("bad.md.j2", f"# Title\n\n{text}\n")
+    with pytest.raises(ConfigError) as raised:
+        build.render("bad.md.j2", page="docs/bad.md")
+    place, _, message = str(raised.value).partition(": ")
+    assert place == "bad.md.j2:3"
+    assert key in message
 
 
-def test_every_made_page_is_written(tmp_path):
-    write(tmp_path)
-    written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.md")}
-    assert written == documents().keys()
+def test_a_lookup_in_a_template_that_another_imports_names_the_imported_one(templates):
+    templates("page.md.j2", "{% import 'part.md.j2' as part with context %}\n{{ part.x }}")
+    templates("part.md.j2", "\n{% set x = nothing.at_all %}\n")
+    with pytest.raises(ConfigError, match=r"^part\.md\.j2:2: 'nothing'"):
+        build.render("page.md.j2", page="docs/page.md")
 
 
-@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.title)
-def test_the_index_shows_each_study_in_short_and_links_to_all_of_it(section):
-    index = documents()["results.md"].split(f"\n## {section.title}\n")[1].split("\n## ")[0]
-    assert told(section.opening), "its main number"
-    assert f"{section.opening} [All of it]({section.address}).\n" in index
-    assert (DOCS / section.address).is_file()
-    assert len(index.splitlines()) <= 8
-
-
-def test_the_opening_is_the_first_paragraph_and_the_first_item_of_its_list():
-    openings = {"A.\nB.\n\n- C\n  D\n- E\n\nF\n": "A. B. C D", "A.\n\nB:\n\n- C\n": "A."}
-    for text, opening in openings.items():
-        assert replace(SECTIONS[0], text=text).opening == opening
-
-
-def told(text):
-    """Return the numbers that a text tells with a decimal point or a per cent sign."""
-    plain = re.sub(r"\]\([^)]*\)|`[^`]*`", "", text)
-    return [(n.replace(",", ""), p) for n, p in NUMBER.findall(plain) if p or "." in n.strip(".")]
-
-
-@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.title)
-def test_numbers_of_the_commentary_are_in_the_record(section):
-    folder = section.folder
-    files = [folder / section.file]
-    if section.record == "benchmarks":
-        files += RESULTS.glob("2026-11-21_benchmarks_*/host_update.txt")
-    text = " ".join(path.read_text(encoding="utf-8").replace(",", "") for path in files)
-    known = [abs(float(number)) for number in re.findall(r"\d+\.?\d*(?:e-?\d+)?", text)]
-    for number, _ in told(section.text):
-        places = len(number.partition(".")[2].rstrip("."))
-        value = float(number)
-        shares = (value, value / 100)
-        assert any(
-            abs(k - s) <= 0.5001 * 10.0 ** -(places + (2 if s != value else 0))
-            for k in known
-            for s in shares
-        ), f"{number} of {section.title!r} is not in {folder.name}"
-
-
-def test_each_headline_says_how_it_was_found_and_where():
-    found = headlines()
-    assert {line.kind for line in found} == {"measured", "emulated", "simulated"}
-    for line in found:
-        assert line.record.exists()
-
-
-@pytest.mark.parametrize("file", [RECORD_PAGE, "table.txt"])
-def test_a_record_that_is_missing_is_an_error(file):
-    section = replace(SECTIONS[0], record="nothing", file=file)
-    with pytest.raises(ConfigError, match="install from a clone"):
-        section.folder  # noqa: B018
-
-
-def test_a_text_without_its_marks_is_refused():
+def test_only_what_stands_between_marks_is_made(templates):
+    templates("sections/a.md.j2", "new {{ page }}\n")
     begin, end = "<!-- made: a -->", "<!-- end: a -->"
-    assert with_part(f"x\n{begin}\nold\n{end}\ny", "a", "new") == f"x\n{begin}\nnew\n{end}\ny"
-    for broken in (f"{begin}\nold", f"{end}\nold\n{begin}\n", f"{begin}\n{begin}\n{end}\n"):
-        with pytest.raises(ConfigError, match="must have a line"):
-            with_part(broken, "a", "new")
+    made = build.with_sections(f"x\n{begin}\nold\n{end}\ny", "p.md")
+    assert made == f"x\n{begin}\nnew p.md\n{end}\ny"
+    for broken in ("x", f"{begin}\nold", f"{end}\nold\n{begin}\n", f"{begin}\n{begin}\n{end}\n"):
+        with pytest.raises(ConfigError, match="put the marks back"):
+            build.with_sections(broken, "p.md")
+
+
+def test_links_lead_from_the_page_that_is_made(templates):
+    templates("page.md.j2", "{{ link('docs/a.md') }}")
+    for page, way in (
+        ("README.md", "docs/a.md"),
+        ("docs/b.md", "a.md"),
+        ("docs/c/d.md", "../a.md"),
+    ):
+        assert build.render("page.md.j2", page=page) == f"{way}\n"
+
+
+def test_a_side_is_said_once_and_never_of_the_other_sign():
+    assert formats.beside(-0.0204) == "2.04% below"
+    assert formats.beside([0.01, 0.02], 0) == "1% and 2% above"
+    assert formats.beside([-0.01, 0.02, 0.03], 0) == "1% below, 2% above and 3% above"
+    assert formats.span([-0.0017, -0.0001]) == "0.01% to 0.17% below"
+    assert formats.span([0.03, -0.01], 0) == "1% below to 3% above"
+
+
+def test_every_published_row_and_group_is_on_one_page():
+    (record,) = needed("published").rows
+    text = "".join(
+        page.text() for page in build.pages() if page.path.startswith("docs/validation")
+    )
+    for title in (group.title for group in published().groups.values()):
+        assert text.count(f"\n## {title}\n") == 1, title
+    assert all(f"| {row['label']} |" in text for row in record["rows"])
 
 
 def test_the_picture_shows_the_windows_of_the_engine():

@@ -4,7 +4,6 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from evidence.pages import reproduction as document
 from experiments.cli import main
 from experiments.lab import catalogue, check
 from experiments.lab import record as records
@@ -252,22 +251,23 @@ def test_a_torn_or_foreign_record_is_refused_and_made_again_by_force(tmp_path, m
     assert len(counting.jobs) == 5
 
 
-def test_the_document_takes_the_newest_record_and_shows_each_kind_of_number_in_its_column(
+def test_the_newest_record_counts_and_shows_each_kind_of_number_in_its_column(
     tmp_path, monkeypatch
 ):
     counting = Counting()
-    use(monkeypatch, counting.figure(), Counting("other").figure())
-    for day, value in (("01", 2.0), ("02", 5.0)):
+    use(monkeypatch, counting.figure())
+    for day, value in (("02", 5.0), ("01", 2.0)):
         counting.value = value
         run("plain", "--out", tmp_path / f"2026-01-{day}_figures_cpu")
-    text = document.document(tmp_path)
-    assert "0 hold, 1 do not hold, 0 unknown." in text
-    assert "| the value is 2 | a test | 2 | within 5% |  |  | 5 | **does not hold** |" in text
-    assert "2026-01-02_figures_cpu/plain/picture.png" in text
-    assert "No record yet: other." in text
+    found = records.committed("paper/plain", tmp_path)
+    assert found.folder.parent.name == "2026-01-02_figures_cpu"
+    text = (found.folder / records.README).read_text()
+    assert "| the value is 2 | a test | 2 | within 5% | 5 | **does not hold** |" in text
 
 
-def test_docs_reproduction_is_what_the_committed_records_say():
-    if not any(records.committed(name) for name in catalogue.names(catalogue.PAPER)):
-        pytest.skip("no record of a figure is committed")
-    assert document.DOCUMENT.read_text(encoding="utf-8") == document.document()
+def test_a_record_whose_findings_are_on_a_page_counts_them_and_links_to_it(tmp_path, monkeypatch):
+    use(monkeypatch, Counting().figure(page="docs/validation.md"))
+    run("--out", tmp_path)
+    text = (tmp_path / "plain" / records.README).read_text()
+    assert "1 of 1 claims hold. [docs/validation.md](../../../docs/validation.md)" in text
+    assert "| claim |" not in text

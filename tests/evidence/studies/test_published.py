@@ -1,14 +1,12 @@
 """Published measurements: predicted from set-ups alone, with one constant, and written down."""
 
 import inspect
-import re
 from collections import Counter
 from dataclasses import replace
 from statistics import median
 
 import pytest
 
-from evidence.pages.validation import DOCUMENT, document, documents, write
 from evidence.published.memory import memory_cases
 from evidence.published.runs import published
 from evidence.studies.published.memory import (
@@ -27,7 +25,7 @@ from evidence.studies.published.study import (
     record_of,
 )
 from experiments.lab.finding import Verdict
-from experiments.lab.record import needed, put
+from experiments.lab.record import needed
 from experiments.paper.predictions import (
     SHARE,
     at_roofline,
@@ -41,7 +39,6 @@ from experiments.paper.predictions import (
 )
 from experiments.paper.published import BREAKDOWN, RELEASED_RUNS
 from experiments.paper.setups import HostPass, Measurement, Phases, Setup
-from experiments.validation.study import STUDY as VALIDATION
 from sim.fitting.left_out import TABLE
 from sim.hardware.catalog import find_machine
 from sim.hardware.components import DEEPSPEED_SHARE
@@ -402,50 +399,6 @@ def test_predicting_does_not_load_torch():
         "from evidence.studies.published.study import *\n"
         "predict_all(published().measurements[:6], draws=0)"
     )
-
-
-# ---- docs/validation.md -------------------------------------------------------------------------
-
-
-def test_the_documents_are_what_the_committed_records_make():
-    made = documents(DOCUMENT)
-    assert {DOCUMENT, *DOCUMENT.with_suffix("").iterdir()} == made.keys()
-    for path, text in made.items():
-        assert path.read_text(encoding="utf-8") == text, path
-
-
-def test_every_published_row_is_on_one_page():
-    (record,) = needed("published").rows
-    text = "".join(documents(DOCUMENT).values())
-    for group in GROUPS.values():
-        assert text.count(f"\n## {group.title}\n") == 1, group.title
-    assert all(f"| {row['label']} |" in text for row in record["rows"])
-
-
-def test_the_command_writes_every_page_beside_the_document(tmp_path):
-    write(tmp_path / "other.md")
-    assert set(tmp_path.rglob("*.md")) == documents(tmp_path / "other.md").keys()
-    for page in re.findall(r"\]\((validation/\S+)\)", (tmp_path / "other.md").read_text("utf-8")):
-        assert (tmp_path / page).is_file()
-
-
-def test_without_records_the_document_says_so(tmp_path):
-    text = document(tmp_path)
-    assert text.count("No record yet") == 3
-    assert "No record yet: [limits](limits.md" in text.split("## On a GPU")[1]
-
-
-def test_a_validation_goes_to_the_section_of_its_device(tmp_path):
-    kept = needed("validation")
-    header = {**kept.header, "config": {**kept.config, "device": "cuda"}}
-    put(tmp_path / "2030-01-01_validation_somewhere", VALIDATION, header, kept.rows)
-    text = document(tmp_path)
-    ours, gpu = text.split("## On a GPU")
-    (first, *_) = kept.rows[0]["runs"]
-    measured = 1e3 * first["measured"]["step_seconds"]
-    assert f"| on_device small 3x96 | {measured:.1f} | {first['spread']:.1%} |" in gpu
-    assert "small 3x96" not in ours
-    assert text.count("No record yet") == 2
 
 
 def test_the_term_for_what_is_left_out_is_the_committed_rows_own():

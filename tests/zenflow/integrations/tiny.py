@@ -121,7 +121,7 @@ def are_equal(left, right):
 def told(record_property, trainer, release, compared, packages):
     """Note for the guide's table what is about to be compared with the plain loop.
 
-    `evidence.pages.trainers` makes the table of what tests that pass have noted.
+    `evidence.benchmarks.trainer_tests` makes a record of what tests that pass have noted.
     """
     record_property("trainer", trainer)
     record_property("mode", "release" if release else "keep")

@@ -1,16 +1,14 @@
-"""docs/gpu.md: made from records, and nothing is said without one."""
+"""What docs/gpu.md says of a record of `make gpu`, and which records are kept."""
 
 import json
 
 import pytest
 
-from evidence.benchmarks.gpu import document as gpu_document
 from evidence.benchmarks.gpu import setup as gpu_setup
 from evidence.benchmarks.gpu import step as gpu_step
-from evidence.benchmarks.gpu.document import DOCUMENT, document, keep, section
-from evidence.pages import validation as validation_docs
+from evidence.benchmarks.gpu.keep import keep, main
+from evidence.pages.gpu import former_excesses, read_suite
 from experiments.output.files import write_json
-from experiments.output.provenance import RESULTS
 from zenflow.errors import ConfigError
 from zenflow.trace.timeline import Timeline
 
@@ -73,17 +71,6 @@ def test_the_benchmark_runs_whole_on_a_tiny_model(suite):
     assert "share of on_device's speed" in shown
 
 
-def test_the_committed_documents_are_what_the_records_say():
-    assert DOCUMENT.read_text(encoding="utf-8") == document()
-    assert validation_docs.DOCUMENT.read_text(encoding="utf-8") == validation_docs.document()
-
-
-def test_without_a_record_nothing_is_claimed(tmp_path):
-    assert section(tmp_path).startswith("Nothing has run on a GPU yet.")
-    has_record = any(RESULTS.glob("*_gpu_*/suite.json"))
-    assert section().startswith("Nothing") == (not has_record)
-
-
 def test_a_suites_records_are_kept_and_told(suite, tmp_path):
     folder = keep(suite, tmp_path)
     assert folder.name.endswith("_gpu_nvidia-h100-80gb-hbm3")
@@ -91,22 +78,21 @@ def test_a_suites_records_are_kept_and_told(suite, tmp_path):
     assert list((folder / "presets-1b").glob("*.trace.json.gz"))
     assert list(tmp_path.glob("*_validation_nvidia-h100-80gb-hbm3/record.json"))
     assert not list(folder.glob("*validation*"))
-    text = section(tmp_path)
+    found = read_suite(folder)
     assert (folder / "timeline.png").is_file()
-    assert f"evidence/results/{folder.name}/timeline.png" in text
-    assert "NVIDIA H100 80GB HBM3" in text
-    assert "0123456789ab" in text
-    assert "tests 6 passed, 1 failed, 2 skipped (failed with code 1)" in text
-    record = json.loads((folder / "presets-1b" / "record.json").read_text())
-    (cell,) = record["cells"]
-    rows = [line for line in text.splitlines() if line.startswith(f"| {cell['cell']['name']} |")]
-    named = [row.split("|")[2].strip() for row in rows]
-    assert named[0].startswith("torch's fused AdamW")
-    assert named[1:] == [run["name"] for run in cell["runs"]]
+    assert found["picture"] == "timeline.png"
+    assert (found["gpu"], found["commit"]) == ("NVIDIA H100 80GB HBM3", "0123456789ab")
+    assert found["parts"][0] == "tests 6 passed, 1 failed, 2 skipped (failed with code 1)"
+    (cell,) = json.loads((folder / "presets-1b" / "record.json").read_text())["cells"]
+    fused, *rows = found["rows"]
+    assert fused["run"].startswith("torch's fused AdamW")
+    assert [row["run"] for row in rows] == [run["name"] for run in cell["runs"]]
     device, ours = cell["runs"][0], next(r for r in cell["runs"] if r["name"] == "zenflow")
     share = ours["tokens_per_second"] / device["tokens_per_second"]
-    assert any(f" zenflow | {1e3 * ours['step_seconds']['median']:.1f}" in row for row in rows)
-    assert any(f" {share:.3f} " in row for row in rows)
+    (row,) = (row for row in rows if row["run"] == "zenflow")
+    assert row["ms"] == f"{1e3 * ours['step_seconds']['median']:.1f}"
+    assert row["share"] == f"{share:.3f}"
+    assert found["first"]["ours"] == share
 
 
 def test_aims_that_are_missed_are_named(suite, tmp_path):
@@ -119,12 +105,13 @@ def test_aims_that_are_missed_are_named(suite, tmp_path):
     cell["does_not_fit"], cell["failures"] = ["delayed"], {"zenflow, keep": "broke"}
     record["not_reached"] = ["1b, 32 x 1024"]
     write_json(path, record)
-    text = section(tmp_path)
-    name = cell["cell"]["name"]
-    assert f"- {name}: zenflow: share of on_device's speed, at least 0.95: 0.000, MISSED" in text
-    assert f"| {name} | delayed | does not fit |" in text
-    assert f"| {name} | zenflow, keep | **failed** |" in text
-    assert text.endswith("Not reached in time: 1b, 32 x 1024.")
+    found, name = read_suite(folder), cell["cell"]["name"]
+    missed = f"{name}: zenflow: share of on_device's speed, at least 0.95: 0.000, MISSED"
+    assert missed in found["missed"]
+    assert found["applying"] > len(found["missed"])
+    ended = {row["run"]: row["ms"] for row in found["rows"][-2:]}
+    assert ended == {"delayed": "does not fit", "zenflow, keep": "**failed**"}
+    assert found["not_reached"] == ["1b, 32 x 1024"]
 
 
 @pytest.mark.parametrize(
@@ -144,23 +131,16 @@ def test_what_is_no_record_is_refused(tmp_path, changes, message):
     assert not (tmp_path / "results").exists()
 
 
-def test_the_command_writes_both_documents(tmp_path, monkeypatch, capsys):
-    page, validation = tmp_path / "gpu.md", tmp_path / "validation.md"
-    monkeypatch.setattr(gpu_document, "DOCUMENT", page)
-    monkeypatch.setattr(validation_docs, "DOCUMENT", validation)
-    assert gpu_document.main([]) == 0
-    assert page.read_text() == document()
-    assert validation.read_text() == validation_docs.document()
-    assert gpu_document.main([str(tmp_path)]) == 2
+def test_a_folder_without_a_record_ends_the_command(tmp_path, capsys):
+    assert main([str(tmp_path)]) == 2
     assert "make gpu has left" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("config", "told"), [({"rolling": True}, "25% to 25% above"), ({"update_rule": "exact"}, "")]
+    ("config", "found"), [({"rolling": True}, [0.25]), ({"update_rule": "exact"}, [])]
 )
-def test_runs_of_a_former_rule_are_told_with_their_losses(config, told):
+def test_losses_of_the_former_rule_are_beside_those_of_the_device(config, found):
     device = {"name": "on_device", "config": {}, "losses": [9.0, *[4.0] * 8]}
     ours = {"name": "zenflow, S 2", "config": config, "losses": [9.0, *[5.0] * 8]}
-    lines = "".join(gpu_document.of_former_rule([{"runs": [device, ours]}, {"runs": [ours]}]))
-    assert told in lines
-    assert bool(lines) == bool(told)
+    cells = [{"runs": [device, ours]}, {"runs": [ours]}]
+    assert list(former_excesses(cells)) == pytest.approx(found)

@@ -1,0 +1,124 @@
+"""Numbers of docs/gpu.md: what the newest record of `make gpu` says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from evidence.benchmarks.gpu.figures import aims
+from evidence.benchmarks.gpu.keep import PICTURE, RECORD, TESTS
+from evidence.benchmarks.gpu.loan.records import LOG, SUITE, outcomes
+from experiments.lab.losses import excess
+from experiments.lab.variants import BASELINE
+from experiments.output.provenance import RESULTS, newest
+
+_FUSED = "torch's fused AdamW, no float32 masters"
+_COUNTS = ("tests", "failures", "errors", "skipped")
+"""Counts of a JUnit file's suites."""
+
+
+def newest_suite() -> dict[str, Any] | None:
+    """Return what the newest committed record of `make gpu` says; None if there is none."""
+    folder = newest(RESULTS, "gpu", SUITE)
+    return None if folder is None else read_suite(folder)
+
+
+def read_suite(folder: Path) -> dict[str, Any]:
+    """Return what a record of `make gpu` says.
+
+    ``rows`` are those of the table of speeds. ``first`` has the speeds of the first cell, as
+    shares of the device's. ``missed`` are the aims that don't hold, out of ``applying`` that
+    apply. ``former`` has, for each run of ``zenflow`` under the update rule before the exact one,
+    the share by which its loss ended above AdamW's.
+    """
+    suite = _json(folder / SUITE)
+    records = [_json(path) for path in sorted(folder.glob(f"presets-*/{RECORD}"))]
+    cells = [cell for record in records for cell in record["cells"]]
+    judged = [(cell["cell"]["name"], aim) for cell in cells for aim in aims(cell["runs"])]
+    return {
+        "name": folder.name,
+        "gpu": suite["hardware"]["gpu"],
+        "cores": suite["hardware"]["cores"],
+        "torch": suite["versions"]["torch"],
+        "commit": suite["commit"],
+        "parts": [f"{part['part']} {_ended(folder, part)}" for part in suite["parts"]],
+        "first": _first(cells),
+        "picture": PICTURE if (folder / PICTURE).is_file() else "",
+        "rows": list(_rows(cells)),
+        "applying": sum(aim.holds is not None for _, aim in judged),
+        "missed": [f"{name}: {aim}" for name, aim in judged if aim.holds is False],
+        "former": list(former_excesses(cells)),
+        "not_reached": [name for record in records for name in record["not_reached"]],
+    }
+
+
+def _first(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return speed and loss of the first cell beside the device's; None if it lacks a run."""
+    runs = {run["name"]: run for run in cells[0]["runs"]} if cells else {}
+    if not {"zenflow", "zero_offload", BASELINE} <= runs.keys():
+        return None
+    device = runs[BASELINE]
+    return {
+        "ours": runs["zenflow"]["tokens_per_second"] / device["tokens_per_second"],
+        "theirs": runs["zero_offload"]["tokens_per_second"] / device["tokens_per_second"],
+        "above": excess(runs["zenflow"]["losses"], device["losses"]),
+        "is_former": "update_rule" not in runs["zenflow"]["config"],
+    }
+
+
+def former_excesses(cells: Iterable[Mapping[str, Any]]) -> Iterator[float]:
+    """Yield by what share each run of the former update rule ended above AdamW's loss."""
+    for cell in cells:
+        runs = {run["name"]: run for run in cell["runs"]}
+        for name, run in runs.items():
+            is_former = name.split(",")[0] == "zenflow" and "update_rule" not in run["config"]
+            if is_former and BASELINE in runs:
+                yield excess(run["losses"], runs[BASELINE]["losses"])
+
+
+def _ended(folder: Path, part: Mapping[str, Any]) -> str:
+    """Return how a part ended; of tests, how many, in a log that was cut too."""
+    path = folder / part["part"] / TESTS
+    if not path.is_file():
+        log = path.with_name(LOG)
+        counts_of = outcomes(log.read_text(encoding="utf-8")) if log.is_file() else {}
+        told = [f"{count} {how.lower()}" for how, count in sorted(counts_of.items())]
+        return f"{', '.join(told)} ({part['ended']})" if told else str(part["ended"])
+    suites = ElementTree.parse(path).getroot().iter("testsuite")
+    counts = [{key: int(item.get(key, 0)) for key in _COUNTS} for item in suites]
+    total = {key: sum(count[key] for count in counts) for key in _COUNTS}
+    failed = total["failures"] + total["errors"]
+    passed = total["tests"] - failed - total["skipped"]
+    return f"{passed} passed, {failed} failed, {total['skipped']} skipped ({part['ended']})"
+
+
+def _rows(cells: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each run of all cells, beside the device alone."""
+    for cell in cells:
+        name = cell["cell"]["name"]
+        device = next((run for run in cell["runs"] if run["name"] == BASELINE), None)
+        fused = cell.get("torch_fused")
+        baseline = [{"name": _FUSED, "stall_fraction": 0.0, **fused}] if fused else []
+        for run in [*baseline, *cell["runs"]]:
+            rate, peak = run["tokens_per_second"], run["peak_device_bytes"]
+            yield {
+                "cell": name,
+                "run": run["name"],
+                "ms": f"{1e3 * run['step_seconds']['median']:.1f}",
+                "tokens": f"{rate:.0f}",
+                "share": "-" if device is None else f"{rate / device['tokens_per_second']:.3f}",
+                "stalled": f"{run['stall_fraction']:.1%}",
+                "peak": "-" if peak is None else f"{peak / 1e9:.1f}",
+            }
+        for kept, how in (("does_not_fit", "does not fit"), ("failures", "**failed**")):
+            for run in cell[kept]:
+                yield {"cell": name, "run": run, "ms": how,
+                       **dict.fromkeys(("tokens", "share", "stalled", "peak"), "")}  # fmt: skip
+
+
+def _json(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
