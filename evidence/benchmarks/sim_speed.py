@@ -29,7 +29,7 @@ from evidence.benchmarks.record import setting, spread
 from experiments.output.files import write_json, write_text
 from experiments.request.request import Request
 from experiments.sweeps.axes.parsing import parse_axes
-from experiments.sweeps.execution.run import Engine, run_sweep
+from experiments.sweeps.execution.run import run_sweep
 from experiments.sweeps.grid import Sweep
 from sim.closed_forms.steady import ClosedForm
 from sim.hardware.catalog import find_machine
@@ -135,7 +135,7 @@ def time_sweep(sweep: Sweep) -> float:
     forget()
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
-        run_sweep(sweep, Path(folder), Engine(workers=1), Console(file=io.StringIO()))
+        run_sweep(sweep, Path(folder), 1, Console(file=io.StringIO()))
         return sweep.num_points / (time.perf_counter() - started)
 
 

@@ -139,7 +139,7 @@ def build(
     Raises:
         ConfigError: A field is missing, unknown, or of another type.
     """
-    hints = _hints(make)  # type: ignore[arg-type]  # a class is hashable
+    hints = _hints(make)  # type: ignore[arg-type]  # mypy has it that classes have no hash
     known = {item.name: item for item in fields(make)}  # type: ignore[arg-type]
     refuse_unknown(found, (*known, *beside), where)
     made = {}

@@ -59,14 +59,9 @@ def start_cell(training: TrainSettings) -> Cell:
     return Cell(settings={"part": START, "seed": training.seed}, work=training)
 
 
-def link_cell(training: TrainSettings, copy_share: float = COPY_SHARE) -> Cell:
-    """Return the cell that measures forward and backward, and sizes a link by them.
-
-    Args:
-        training: Settings of the runs that are measured.
-        copy_share: Time of a copy of the model each way over that of forward and backward.
-    """
-    return Cell(settings={"part": LINK, "copy_share": copy_share}, work=training)
+def link_cell(training: TrainSettings) -> Cell:
+    """Return the cell that measures forward and backward, and sizes a link by them."""
+    return Cell(settings={"part": LINK, "copy_share": COPY_SHARE}, work=training)
 
 
 def begin(cell: Cell, job: Job) -> Row:

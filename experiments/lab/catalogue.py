@@ -51,7 +51,6 @@ _MODULES = {
     "stability": "evidence.studies.late_updates.stability",
     "stall_and_loss": "evidence.studies.stall_and_loss",
     "tuned_goodput": "evidence.studies.tuned_goodput.study",
-    "tuned_loss": "evidence.studies.tuned_loss",
     "hidden_machines": "evidence.studies.hidden_machines.study",
     "sst2": "evidence.studies.sst2.study",
     **{f"{WHAT_IF}/{name}": "experiments.sweeps.studies" for name in _QUESTIONS},

@@ -22,10 +22,9 @@ from experiments.output.target import check_folder
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
-    from experiments.sweeps.execution.run import Engine, Outcome
+    from experiments.sweeps.execution.run import Outcome
     from experiments.sweeps.grid import Sweep
 
-_ENGINES = ("local", "dask")
 _METHODS = ("auto", "simulate", "closed-form")
 _SHOWN = 5
 
@@ -105,12 +104,6 @@ def _moved(context: click.Context, parameter: click.Parameter, value: str | None
 @option("--rate", type=Positive(), section="Search", help="Tokens/s that --find asks for.")
 @option("--workers", type=click.IntRange(min=1), section="Workers",
         help="Processes; default: all cores.")  # fmt: skip
-@option(
-    "--engine", type=click.Choice(_ENGINES), default="local", show_default=True,
-    section="Workers", help="Who computes: processes of this machine, or a Dask cluster.",
-)  # fmt: skip
-@option("--scheduler", section="Workers",
-        help="Address of the Dask cluster; default: one on this machine.")  # fmt: skip
 @request_flags()
 @knob_flags
 @click.pass_context
@@ -120,14 +113,11 @@ def sweep_command(context: click.Context, /, **flags: Any) -> None:
     Leaves a table (Parquet, and CSV up to 100,000 points), where it comes from, and pictures.
     Points that do not fit in memory are rows that say so. Everything is predicted.
     """
-    from experiments.sweeps.execution.run import Engine
-
     if (flags["find"] is None) != (flags["rate"] is None):
         raise ConfigError("--find and --rate belong together: give both, or neither")
     if flags["find"] is not None:
         sys.exit(_find(context, flags))
-    engine = Engine(name=flags["engine"], workers=flags["workers"], scheduler=flags["scheduler"])
-    if code := _run(context, flags, engine):
+    if code := _run(context, flags):
         sys.exit(code)
 
 
@@ -152,7 +142,7 @@ def _find(context: click.Context, flags: Mapping[str, Any]) -> int:
     return 1 if found.found is None else 0
 
 
-def _run(context: click.Context, flags: Mapping[str, Any], engine: Engine) -> int:
+def _run(context: click.Context, flags: Mapping[str, Any]) -> int:
     from experiments.sweeps.execution.run import run_sweep
     from experiments.sweeps.pictures.outputs import check_value, write_pictures
     from experiments.sweeps.prices import COLUMN, add_prices, parse_prices, unpriced
@@ -164,7 +154,7 @@ def _run(context: click.Context, flags: Mapping[str, Any], engine: Engine) -> in
     folder = flags["out"] or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-sweep"
     check_folder(folder)
     _say_notes(sweep)
-    outcome = run_sweep(sweep, folder, engine)
+    outcome = run_sweep(sweep, folder, flags["workers"])
     files = outcome.files
     if len(outcome.found):
         try:

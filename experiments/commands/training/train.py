@@ -33,7 +33,7 @@ from experiments.training.parts.files.results import others_in
 from experiments.training.parts.files.runlock import LOCK, locked
 from experiments.training.parts.first_checks import check_first
 from experiments.training.parts.models.fine_tuning import told_defaults, train_defaults
-from experiments.training.parts.ranks.launched import Launched
+from experiments.training.parts.ranks.launched import Launched, resume_line
 from experiments.training.run.intention import intention
 from experiments.training.settings.paths import located
 from experiments.training.settings.training import TrainSettings
@@ -235,8 +235,6 @@ def _check_folder(folder: Path, overwrite: bool, replay: str | None) -> None:
 
 
 def _not_written(folder: Path, error: OSError) -> str:
-    from experiments.training.parts.ranks.launched import resume_line  # loads torch
-
     return (
         f"{error.filename or folder}: {error.strerror or error}. The run in {folder} can go on "
         f"from its last checkpoint, if it has one, once that is mended: {resume_line(folder)}"

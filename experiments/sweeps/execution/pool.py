@@ -1,57 +1,56 @@
 """Pool: processes that work through points, and go on when one of them is killed.
 
-Results come back within moments, so a killed process costs what it was at. Points it had not
-answered are given to others in smaller tasks; a point that kills its process again and again is
-reported as failed.
+`ProcessPoolExecutor` does not say which task killed a process. The tasks that were under way are
+therefore tried again one at a time. A task that kills again is split, down to the one point.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing import resource_tracker
 
-from autotune.interrupts import start_deaf
+from autotune.interrupts import deaf_children
 from experiments.sweeps.columns import FAILED, Batch
 from experiments.sweeps.grid import Sweep
 from experiments.sweeps.points import batches_of
 from zenflow.errors import ZenFlowError
 
-MOST_TRIES = 3
-"""Most tries of a point whose process is killed."""
 _MOST_LOST = 50
-"""Processes, after which it is no accident."""
+"""Pools, after which it is no accident."""
 _LARGEST_TASK = 8192
 """Points; formulas answer as many at once."""
-_PARTS = 64
-"""Tasks that the points of a killed process are shared out to."""
 _TASKS_PER_WORKER = 8
 """Least tasks of each worker, so that all are busy to the end."""
+_PARTS = 16
+"""Tasks that a task becomes which has killed its process."""
+_ANSWERING = 1.0
+"""Seconds of work after which a process hands over its results: a killed one loses no more."""
 _PATIENCE = 0.2
 """Seconds between two looks at whether to stop."""
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
-LOST = "its worker process was killed, again and again"
+LOST = "its worker process was killed twice"
+
+Task = list[int]
+"""Points that one process answers."""
 
 
-@dataclass(slots=True)
-class Task:
-    """Points that one process answers."""
-
-    points: list[int]
-    tries: int = 0
-    """Number of tries so far that ended with the process."""
-
-
-def tasks_of(points: Sequence[int], workers: int) -> list[list[int]]:
+def tasks_of(points: Sequence[int], workers: int) -> list[Task]:
     """Return points in tasks that are short enough to share out, and neighbours together."""
-    size = max(1, min(_LARGEST_TASK, len(points) // (workers * _TASKS_PER_WORKER)))
-    return [[*map(int, points[at : at + size])] for at in range(0, len(points), size)]
+    size = min(_LARGEST_TASK, len(points) // (workers * _TASKS_PER_WORKER))
+    return _pieces([*map(int, points)], max(1, size))
+
+
+def _pieces(task: Task, size: int) -> list[Task]:
+    return [task[at : at + size] for at in range(0, len(task), size)]
 
 
 def local_batches(
@@ -63,129 +62,111 @@ def local_batches(
         sweep: What is predicted.
         points: Indices.
         workers: Processes; one is this process itself.
-        must_stop: Asked before each batch.
+        must_stop: Asked between batches.
 
     Raises:
         ZenFlowError: Processes keep dying.
     """
     tasks = tasks_of(points, workers)
-    if workers == 1:
-        for task in tasks:
-            for batch in batches_of(sweep, task):
-                yield batch
-                if must_stop():
-                    return
+    if workers > 1:
+        with _one_thread_each():
+            yield from _Pools(sweep, tasks, must_stop).batches(min(workers, len(tasks)))
         return
-    with _one_thread_each():
-        crew = _Crew(sweep, min(workers, len(tasks)))
-        try:
-            yield from crew.batches(deque(Task(task) for task in tasks), must_stop)
-        finally:
-            crew.dismiss()
-
-
-@dataclass(slots=True)
-class _Worker:
-    """One process and what it is at."""
-
-    process: SpawnProcess
-    pipe: Connection
-    task: Task | None = None
-    left: set[int] = field(default_factory=set)
-    """Points of the task without a result."""
-
-    def begin(self, task: Task) -> None:
-        self.task, self.left = task, set(task.points)
-        self.pipe.send(task.points)
-
-
-class _Crew:
-    """Processes that stay while there is work."""
-
-    def __init__(self, sweep: Sweep, size: int) -> None:
-        self._sweep = sweep
-        self._context = multiprocessing.get_context("spawn")
-        self._workers: list[_Worker] = []
-        self._lost = 0
-        for _ in range(size):
-            self._hire()
-
-    def _hire(self) -> None:
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_work, args=(self._sweep, theirs), daemon=True)
-        start_deaf(process)  # Ctrl-C reaches all: the parent decides
-        theirs.close()  # so that the pipe ends with the process
-        self._workers.append(_Worker(process, ours))
-
-    def batches(self, tasks: deque[Task], must_stop: Callable[[], bool]) -> Iterator[Batch]:
-        while True:
-            for worker in self._workers:
-                if worker.task is None and tasks:
-                    with suppress(OSError):  # where it is dead its pipe says so below
-                        worker.begin(tasks.popleft())
-            busy = [worker for worker in self._workers if worker.task is not None]
-            if not busy:
-                return
-            ready = wait([worker.pipe for worker in busy], _PATIENCE)
-            for worker in busy:
-                if worker.pipe in ready:
-                    yield from self._received(worker, tasks)
+    for task in tasks:
+        for batch in batches_of(sweep, task):
+            yield batch
             if must_stop():
                 return
 
-    def _received(self, worker: _Worker, tasks: deque[Task]) -> Iterator[Batch]:
-        """Yield the messages in a pipe; where the process is gone another takes its place."""
-        try:
-            while worker.task is not None and worker.pipe.poll():
-                batch = worker.pipe.recv()
-                worker.left.difference_update(batch.points.tolist())
-                if not worker.left:
-                    worker.task = None
-                yield batch
-        except (EOFError, OSError):
-            yield from self._replaced(worker, tasks)
 
-    def _replaced(self, worker: _Worker, tasks: deque[Task]) -> Iterator[Batch]:
-        assert worker.task is not None
+class _Pools:
+    """The tasks of a sweep, and the pools of processes that answer them."""
+
+    def __init__(self, sweep: Sweep, tasks: list[Task], must_stop: Callable[[], bool]) -> None:
+        self._sweep, self._must_stop = sweep, must_stop
+        self._tasks = deque(tasks)
+        self._lost = 0
+
+    def batches(self, workers: int) -> Iterator[Batch]:
+        while self._tasks and not self._must_stop():
+            suspects = deque((yield from self._answers(self._tasks, workers)))
+            while suspects and not self._must_stop():
+                for task in (yield from self._answers(suspects, 1)):
+                    if len(task) == 1:
+                        yield Batch.of(task, {"status": FAILED, "reason": LOST})
+                    else:
+                        suspects.extendleft(reversed(_pieces(task, -(-len(task) // _PARTS))))
+
+    def _answers(self, tasks: deque[Task], workers: int) -> Generator[Batch, None, list[Task]]:
+        """Yield results from one pool; return the tasks that were under way as a process died.
+
+        Raises:
+            ZenFlowError: Processes keep dying.
+        """
+        under_way: dict[Future[Batch], Task] = {}
+        with _pool(self._sweep, workers) as pool, suppress(BrokenProcessPool):
+            while True:
+                # No more tasks than processes: one that waits would be a suspect too.
+                while tasks and len(under_way) < workers and not self._must_stop():
+                    with deaf_children():  # Ctrl-C reaches all: the parent decides
+                        future = pool.submit(_answer, tasks[0])
+                    under_way[future] = tasks.popleft()
+                if not under_way:
+                    return []
+                for future in wait(under_way, _PATIENCE, FIRST_COMPLETED).done:
+                    batch = future.result()
+                    answered = set(batch.points.tolist())
+                    left = [point for point in under_way.pop(future) if point not in answered]
+                    if left:
+                        self._tasks.appendleft(left)
+                    yield batch
         self._lost += 1
-        worker.process.join()
         if self._lost > _MOST_LOST:
             raise ZenFlowError(
-                f"{self._lost} worker processes have died, the last with exit code "
-                f"{worker.process.exitcode}: is memory short? The same command goes on, "
-                "with fewer --workers too"
+                f"worker processes have died {self._lost} times: is memory short? The same "
+                "command goes on, with fewer --workers too"
             )
-        tries = worker.task.tries + 1
-        self._workers.remove(worker)
-        worker.pipe.close()
-        if len(worker.task.points) == 1 and tries >= MOST_TRIES:
-            yield Batch.of_rows({worker.left.pop(): {"status": FAILED, "reason": LOST}})
-        else:
-            left = [point for point in worker.task.points if point in worker.left]
-            size = -(-len(left) // _PARTS)
-            parts = [left[at : at + size] for at in range(0, len(left), size)]
-            tasks.extendleft(Task(part, tries) for part in reversed(parts))
-        if tasks:
-            self._hire()
-
-    def dismiss(self) -> None:
-        """End all processes, whatever they are at."""
-        for worker in self._workers:
-            worker.process.terminate()
-        for worker in self._workers:
-            worker.process.join()
-            worker.pipe.close()
+        return list(under_way.values())
 
 
-def _work(sweep: Sweep, pipe: Connection) -> None:
-    """Answer points until the other side is gone."""
-    while True:
+@contextmanager
+def _pool(sweep: Sweep, workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Yield processes that can answer points of a sweep; each starts with its first task."""
+    resource_tracker.ensure_running()  # it would lift the mask of `deaf_children`
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, _begin, (sweep,)) as pool:
         try:
-            points = pipe.recv()
-        except EOFError:
-            return
-        for batch in batches_of(sweep, points):
-            pipe.send(batch)
+            yield pool
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+_given: list[Sweep] = []
+"""A worker process's sweep."""
+
+
+def _begin(sweep: Sweep) -> None:
+    """Keep a process's sweep, and end with the parent, which may be killed."""
+    _given.append(sweep)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _answer(points: Task) -> Batch:
+    """Return the results of points, as many as are found in some time."""
+    began = time.monotonic()
+    batches = []
+    for batch in batches_of(_given[0], points):
+        batches.append(batch)
+        if time.monotonic() - began > _ANSWERING:
+            break
+    return Batch.joined(batches)
 
 
 @contextmanager

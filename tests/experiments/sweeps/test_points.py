@@ -111,7 +111,6 @@ def test_a_sweep_without_any_sense_is_refused_before_it_begins(tmp_path):
         ([*CARD, *GRID, "--price", "rtx4091=3"], "rtx4090"),
         ([*CARD, *GRID, "--price", "rtx4090=free"], "price"),
         ([*CARD, *GRID, "--tolerance", "-1"], "tolerance"),
-        ([*CARD, *GRID, "--scheduler", "tcp://here:1"], "--engine dask"),
         ([*CARD, "--vary", "dram=1:90000:1", "--vary", "d2h=1:90000:1"], "points"),
         ([*CARD, "--strategy", "superoffload", "--vary", "S=1,2"], "superoffload"),
         (["--study", "pcie5-or-cpu"], "`zenflow study whatif/NAME`"),

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -18,9 +19,10 @@ from experiments.sweeps import table as tables
 from experiments.sweeps.columns import Batch
 from experiments.sweeps.execution import journal as journals
 from experiments.sweeps.execution import pool
+from experiments.sweeps.execution import run as runs
 from experiments.sweeps.execution.journal import HEADER, PARTS, Journal
 from experiments.sweeps.execution.pool import local_batches
-from experiments.sweeps.execution.run import Engine, run_sweep
+from experiments.sweeps.execution.run import run_sweep
 from experiments.sweeps.grid import Sweep
 from experiments.sweeps.pictures import outputs
 from experiments.sweeps.table import CSV, PARQUET, read_table, table_of
@@ -77,14 +79,15 @@ def test_a_killed_sweep_goes_on_to_the_same_table(whole, tmp_path, monkeypatch, 
     monkeypatch.setattr(journals, "_SECONDS", 0.0)  # a part for every batch
     sweep, folder = sweep_of("S=1,2,4", "dram=20:80:x2", method="simulate"), tmp_path / "killed"
     expected = table_of_all(sweep)
-    engine = _Killed(workers=1, after=kept)
-    with pytest.raises(_Kill):
-        run_sweep(sweep, folder, engine)
+    with monkeypatch.context() as patched:
+        patched.setattr(runs, "local_batches", partial(_killed, after=kept))
+        with pytest.raises(_Kill):
+            run_sweep(sweep, folder, 1)
     assert len(points_in(folder)) == kept
     for part in list((folder / PARTS).glob("*.parquet"))[:1]:  # and a disk that fails
         part.with_name("999999.parquet").write_bytes(part.read_bytes()[:-300])
     for _ in range(2):  # and once more, with nothing left to do
-        outcome = run_sweep(sweep, folder, Engine(workers=1))
+        outcome = run_sweep(sweep, folder, 1)
         assert outcome.exit_code == 0
         pd.testing.assert_frame_equal(table_of(sweep, outcome.found), expected)
     assert sorted(points_in(folder)["point"]) == list(range(9))
@@ -94,18 +97,12 @@ class _Kill(BaseException):
     """Ends a sweep without a word."""
 
 
-class _Killed(Engine):
-    """Is killed after some of the points."""
-
-    def __init__(self, *, after, **more):
-        super().__init__(**more)
-        object.__setattr__(self, "after", after)
-
-    def batches(self, sweep, points, must_stop):
-        batch = Batch.joined(list(super().batches(sweep, points, must_stop)))
-        for place in range(self.after):
-            yield batch.where(np.array([place]))
-        raise _Kill
+def _killed(*arguments, after):
+    """Yield some of the points one by one, then be killed."""
+    batch = Batch.joined(list(local_batches(*arguments)))
+    for place in range(after):
+        yield batch.where(np.array([place]))
+    raise _Kill
 
 
 def test_parts_stay_few_however_long_a_sweep_takes(tmp_path, monkeypatch):
@@ -172,33 +169,55 @@ def _children():
 
 
 def test_a_point_that_kills_its_workers_is_reported_and_tried_again_later(tmp_path, monkeypatch):
-    sweep = sweep_of("S=1,2,4")
+    sweep = sweep_of("S=1:64:1")
     deadly = DeadlySweep(**{name: getattr(sweep, name) for name in Sweep.__dataclass_fields__})
-    monkeypatch.setattr(pool, "MOST_TRIES", 2)
-    found = Batch.joined(list(local_batches(deadly, range(3), PROCESSES, lambda: False)))
+    assert len(pool.tasks_of(range(64), PROCESSES)[0]) > 1  # others are in its task, and behind it
+    found = Batch.joined(list(local_batches(deadly, range(64), PROCESSES, lambda: False)))
+    assert sorted(found.points) == list(range(64))
     rows = dict(found.rows())
-    assert [rows[index]["status"] for index in range(3)] == ["ok", "failed", "ok"]
+    assert rows.pop(1) == {"status": "failed", "reason": pool.LOST}
+    expected = all_rows(sweep)
+    del expected[1]
+    assert rows == expected
     monkeypatch.setattr(pool, "_MOST_LOST", 0)
     with pytest.raises(ZenFlowError, match="have died"):
         list(local_batches(deadly, range(3), PROCESSES, lambda: False))
     journal = Journal(tmp_path / "a", sweep.to_dict())
     with journal.open({}):
         journal.add(found)
-    assert list(Journal(tmp_path / "a", sweep.to_dict()).done.points) == [0, 2]
+    assert list(Journal(tmp_path / "a", sweep.to_dict()).done.points) == [0, *range(2, 64)]
 
 
-def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(tmp_path):
-    words = [*BASE, *CARD, "--vary", "S=1,2,4", "--vary", "dram=20:520:0.5", "--gradients",
-             "keep", "--workers", str(PROCESSES), "--out", str(tmp_path / "out")]  # fmt: skip
+LONG = ("--vary", "S=1,2,4", "--vary", "dram=20:520:0.5", "--gradients", "keep")
+
+
+def _started(folder, *axes):
+    """Start a sweep of two processes; return it as soon as it has kept something."""
+    words = [*BASE, *CARD, *axes, "--workers", str(PROCESSES), "--out", str(folder)]
     process = subprocess.Popen(
         [sys.executable, "-m", "experiments.cli", *words],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
     deadline = time.monotonic() + 60
-    while not len(points_in(tmp_path / "out")):
+    while not len(points_in(folder)):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    return process
+
+
+def test_a_killed_sweep_leaves_no_process_behind(tmp_path):
+    process = _started(tmp_path / "out", *LONG)
+    children = psutil.Process(process.pid).children()
+    process.kill()
+    process.wait(timeout=60)
+    process.stdout.close()
+    assert len(children) >= PROCESSES
+    assert not psutil.wait_procs(children, timeout=30)[1]
+
+
+def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(tmp_path):
+    process = _started(tmp_path / "out", *LONG)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
@@ -268,40 +287,3 @@ def _words_of_children(pid):
         with contextlib.suppress(psutil.NoSuchProcess):
             words += child.cmdline()
     return words
-
-
-def test_dask_answers_as_processes_do(tmp_path):
-    pytest.importorskip("distributed")
-    sweep = sweep_of("S=1,2,4", "dram=20,40,80", "gpu=rtx4090,h100")
-    expected = table_of_all(sweep)
-    with _Quietly():
-        outcome = run_sweep(sweep, tmp_path / "a", Engine(name="dask", workers=1))
-    assert outcome.exit_code == 0
-    pd.testing.assert_frame_equal(table_of(sweep, outcome.found), expected)
-
-
-@pytest.fixture
-def no_dask(monkeypatch):
-    monkeypatch.setitem(sys.modules, "distributed", None)
-
-
-@pytest.mark.usefixtures("no_dask")
-def test_without_dask_it_is_said_what_to_install(tmp_path):
-    done = run(*BASE, *CARD, *GRID, "--engine", "dask", "--out", str(tmp_path / "a"))
-    assert done.exit_code == 2
-    assert "zenflow-offload[cluster]" in " ".join(done.output.split())
-    assert not (tmp_path / "a").exists()
-
-
-class _Quietly:
-    """Dask's own loops warn about sockets and tasks that end with them; that is not ours."""
-
-    def __enter__(self):
-        import warnings
-
-        self._caught = warnings.catch_warnings()
-        self._caught.__enter__()
-        warnings.simplefilter("ignore")
-
-    def __exit__(self, *error):
-        self._caught.__exit__(*error)

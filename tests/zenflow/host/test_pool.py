@@ -1,6 +1,10 @@
 """A pool's threads do what the kernel's functions do, bit for bit, however rows are shared out."""
 
+import ctypes
+import ctypes.util
+import platform
 import threading
+import time
 
 import pytest
 import torch
@@ -77,6 +81,29 @@ def test_any_cut_on_any_threads_gives_the_kernels_bits(kinds, rows, cols, dtype,
     pool.close()
     for job, case in zip(jobs, cases, strict=True):
         assert_done(job, *case)
+
+
+UPWARD = {"x86_64": 0x800, "aarch64": 0x400000}.get(platform.machine())
+"""C's FE_UPWARD: the mode in which a thread rounds sums up."""
+
+
+@pytest.mark.skipif(UPWARD is None, reason="the processor's rounding modes are not known here")
+def test_helpers_do_rows_of_a_large_call():
+    """Whose rows are whose is seen by their rounding: this thread alone rounds up."""
+    maths, pool = ctypes.CDLL(ctypes.util.find_library("m")), HostPool.open(1)
+    totals = torch.ones(64, host_pool.PIECE_ELEMENTS)
+    job = SumJob(totals, torch.full_like(totals, 2.0**-30), 1.0, is_first=False)
+    deadline, helped = time.monotonic() + 20, 0
+    while helped == 0 and time.monotonic() < deadline:  # a busy machine may start none in time
+        totals.fill_(1.0)
+        maths.fesetround(UPWARD)
+        try:
+            pool.run([job.encode()])
+        finally:
+            maths.fesetround(0)
+        helped = int((totals == 1.0).all(dim=1).sum())
+    pool.close()
+    assert 0 < helped < len(totals)
 
 
 def test_bias_corrections_of_a_long_run_are_those_of_pythons_floats(monkeypatch):

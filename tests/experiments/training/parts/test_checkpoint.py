@@ -2,13 +2,16 @@ import contextlib
 import itertools
 import json
 import os
+import random
 import resource
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from experiments.training.saved.resume import generators, random_state, set_random_state
 
 from experiments.training.parts.files import checkpoint
 from experiments.training.parts.files.checkpoint import (
@@ -57,6 +60,20 @@ def test_nested_state_comes_back_with_its_types(tmp_path):
         assert torch.equal(found[name], given[name])
         assert found[name].dtype is given[name].dtype
     assert torch.equal(found["tied"][1], tied)
+
+
+def test_generators_go_on_from_a_checkpoint_as_they_were(tmp_path):
+    """A data set or a model may draw from any of them."""
+
+    def drawn():
+        ours = random.random(), random.gauss(0.0, 1.0)
+        return *ours, torch.rand(()).item(), np.random.rand(), np.random.normal()
+
+    drawn()  # a normal number's twin waits to be drawn
+    save_checkpoint(tmp_path, 1, random_state(generators()))
+    expected = drawn(), drawn()
+    set_random_state(load_checkpoint(tmp_path).state)
+    assert (drawn(), drawn()) == expected
 
 
 def test_things_that_json_and_safetensors_cannot_hold_are_refused():
