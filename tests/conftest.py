@@ -10,6 +10,8 @@ from typing import Any
 # Small tensors run faster on one thread, and results don't depend on the machine's core count.
 # Set before torch is first imported, which reads it once.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tests ask no server. Read when huggingface_hub is first imported, here and in what tests start.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
 

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from experiments.calibration import calibrate as calibration
 from experiments.calibration import plans
 from experiments.cli import main
+from experiments.validation import study as validation_study
 from tests.experiments.calibration.test_calibrate import TINY_RUNS, TINY_SHAPES, TINY_VALIDATION
 from tests.experiments.runs import write_text
 
@@ -244,6 +245,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(plans, "CPU_VALIDATION", TINY_VALIDATION)
     monkeypatch.setattr(plans, "CPU_SELECTION", "tiny")
     monkeypatch.setattr(calibration, "measure_sharing", lambda settings: 1.3)
+    monkeypatch.setattr(validation_study, "num_ranks", lambda device: 1)
     threads = torch.get_num_threads()
     yield tmp_path
     torch.set_num_threads(threads)

@@ -1,6 +1,6 @@
 """Holistic Trace Analysis reads our traces and finds the figures that the Timeline has.
 
-It is among the ``dev`` extra's packages; where ``import hta`` fails these tests are skipped.
+The extra ``dev-all`` has the package. Where ``import hta`` fails these tests are skipped.
 """
 
 from contextlib import closing

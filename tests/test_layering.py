@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from experiments.cli import main
+
 TORCH_FREE = [
     "zenflow",
     "zenflow.config",
@@ -44,10 +46,7 @@ def test_using_settings_and_timelines_from_the_package_does_not_load_torch():
     "arguments",
     [
         ["--help"],
-        *(
-            [name, "--help"]
-            for name in ("train", "convert", "compare", "plan", "figures", "report", "sweep")
-        ),
+        *([name, "--help"] for name in main.commands),
         ["figures", "--list"],
     ],
 )

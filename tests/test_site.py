@@ -10,12 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("mkdocs", reason='needs what builds the site: pip install -e ".[docs]"')
+
 import torch
 
 import zenflow
 from evidence.pages.doctests import fenced
-
-pytest.importorskip("mkdocs", reason="make docs installs what builds the site")
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -47,16 +47,21 @@ class Flag(click.Option):
             how |= {"is_flag": False, "flag_value": bare}
         super().__init__(*args, **how)
         self.section = section
-        self._negates = bare is not None
+        names = [] if bare is None else self.opts
+        self._negations = [f"--no-{name.removeprefix('--')}" for name in names]
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
         """Add the negation as well."""
         super().add_to_parser(parser, ctx)
-        if self._negates:
-            negation = [f"--no-{name.removeprefix('--')}" for name in self.opts]
+        if self._negations:
             parser.add_option(
-                obj=self, opts=negation, dest=self.name, action="store_const", const="no"
+                obj=self, opts=self._negations, dest=self.name, action="store_const", const="no"
             )
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return names with the negation, and the help."""
+        record = super().get_help_record(ctx)
+        return record and (" / ".join([record[0], *self._negations]), record[1])
 
 
 option = functools.partial(click.option, cls=Flag)
@@ -84,7 +89,7 @@ class Command(click.Command):
         """Write flags under their headings, in the order in which headings first appear."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for flag in self.get_params(ctx):
-            record = flag.get_help_record(ctx)
+            record = flag.get_help_record(ctx) if isinstance(flag, click.Option) else None
             if record is not None:
                 heading = getattr(flag, "section", "") or "Options"
                 sections.setdefault(heading, []).append(record)

@@ -6,6 +6,7 @@ is lost, taken twice or taken against its owner's will shows by about a learning
 """
 
 import contextlib
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,12 +106,16 @@ def expected(loop, preset, dtype):
     The published rule is not AdamW: there the loop under this optimizer in keep mode is the
     measure, of which other tests compare single steps with a reference.
     """
-    if PRESETS[preset].is_exact:
-        model = Linear(torch.float32)
-        run = Run(model, torch.optim.AdamW(model.parameters(), **ADAMW), is_ours=False)
-        loop.train(run)
-        return run.saved()
-    return ours(loop, preset, dtype, "keep")
+    return adamws(loop) if PRESETS[preset].is_exact else ours(loop, preset, dtype, "keep")
+
+
+@functools.cache
+def adamws(loop):
+    """Return the weights of a loop under torch's AdamW in float32."""
+    model = Linear(torch.float32)
+    run = Run(model, torch.optim.AdamW(model.parameters(), **ADAMW), is_ours=False)
+    loop.train(run)
+    return run.saved()
 
 
 def ours(loop, preset, dtype, mode):

@@ -5,6 +5,9 @@ import logging
 from dataclasses import replace
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 from torch.nn import functional
 

@@ -5,6 +5,9 @@ import json
 import math
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st

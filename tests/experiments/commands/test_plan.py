@@ -1,4 +1,5 @@
 import ast
+import functools
 import json
 import re
 import shlex
@@ -26,6 +27,7 @@ SHORT = [*SMALL, "--batch-size", "1", "--sequence", "512", "--draws", "0"]
 """A step with so few tokens that little has to be searched."""
 
 
+@functools.cache
 def run(*arguments):
     return CliRunner().invoke(main, [*arguments])
 
@@ -132,7 +134,8 @@ def test_a_model_beyond_a_device_is_told_so_first_and_in_few_words():
 
 def test_sharded_over_two_hosts_the_same_model_is_planned():
     ran = ["plan", "--model", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "h100", "--num-gpus",
-           "8", "--parallel", "fsdp", "--batch-size", "1", "--draws", "0"]  # fmt: skip
+           "8", "--parallel", "fsdp", "--batch-size", "1", "--checkpointing", "--draws",
+           "0"]  # fmt: skip
     text = run(*ran, "--num-hosts", "2").output
     assert "hgx-h100: 2 hosts, each 8 x h100-sxm" in text
     assert "8x-infiniband-ndr" in text
@@ -169,12 +172,10 @@ def test_what_may_not_fit_is_shown_with_a_warning_and_is_no_recommendation():
 
 
 def test_nothing_that_fits_is_exit_code_1():
-    for model in ("llama-3.1-8b", "llama-3.3-70b"):
-        asked = ["plan", "--model", model, "--gpu", "rtx4080", "--draws", "0"]
-        for more in ([], ["--json"]):
-            ran = run(*asked, *more)
-            assert ran.exit_code == 1, ran.output
-            assert "Traceback" not in ran.output
+    for model, more in (("llama-3.1-8b", []), ("llama-3.3-70b", ["--json"])):
+        ran = run("plan", "--model", model, "--gpu", "rtx4080", "--draws", "0", *more)
+        assert ran.exit_code == 1, ran.output
+        assert "Traceback" not in ran.output
     assert json.loads(ran.stdout)["recommended"] is None
 
 

@@ -29,7 +29,7 @@ def run(*arguments):
 def test_the_figures_are_the_simulators():
     done = run(*SMALL, "--sequence", "512", "--json", "--update-interval", "8")
     assert done.exit_code == 0, done.output
-    found = json.loads(done.output)
+    found = json.loads(done.stdout)
     workload = Workload.of_config(*find_model("qwen2.5-0.5b"), batch_size=2, sequence=512)
     costs = costs_of(workload, find_machine("dgx-a100-80", 1))
     expected = simulate(costs, Strategy.of("zenflow", update_interval=8))
@@ -45,7 +45,7 @@ def test_the_figures_are_the_simulators():
 def test_a_process_with_one_thread_takes_longer_for_adamw_on_the_host():
     flags = [*SMALL[:4], "--num-gpus", "2", "--strategy", "fsdp2_offload", "--json"]
     one, all_of_them = (
-        json.loads(run(*flags, *more).output)["busy_seconds"]["host"]
+        json.loads(run(*flags, *more).stdout)["busy_seconds"]["host"]
         for more in (["--host-threads", "1"], [])
     )
     profile = find_machine("dgx-a100-80", 2)
@@ -69,7 +69,7 @@ def test_a_process_with_one_thread_takes_longer_for_adamw_on_the_host():
     ],
 )
 def test_a_share_of_layers_is_recomputed(flags, share):
-    found = json.loads(run(*flags, *SMALL, "--json").output)
+    found = json.loads(run(*flags, *SMALL, "--json").stdout)
     workload = Workload.of_config(*find_model("qwen2.5-0.5b"), batch_size=2, checkpointing=share)
     costs = costs_of(workload, find_machine("dgx-a100-80", 1))
     assert found["step_seconds"] == simulate(costs, Strategy.of("zenflow")).step_seconds
@@ -93,7 +93,7 @@ def test_the_text_names_step_stall_bytes_lanes_and_memory():
 def test_several_hosts_and_sharded_weights_are_simulated_as_asked_for():
     flags = [*MODEL, "--machine", "dgx-a100-80", "--num-hosts", "2", "--parallel", "fsdp",
              "--no-reshard-after-forward"]  # fmt: skip
-    found = json.loads(run(*flags, "--json").output)
+    found = json.loads(run(*flags, "--json").stdout)
     workload = Workload.of_config(*find_model("qwen2.5-0.5b"), batch_size=4)
     machine = find_machine("dgx-a100-80", num_hosts=2)
     strategy = Strategy.of("zenflow", parallel="fsdp", reshards=False)
@@ -110,7 +110,7 @@ def test_a_calibrated_profile_and_parts_by_name_are_machines_too(tmp_path):
     own = run(*MODEL, "--hardware", str(tmp_path / "mine.json"), "--json")
     table = run(*MODEL, "--hardware", "dgx-a100-80", "--num-gpus", "1", "--json")
     parts = run(*MODEL, "--gpu", "rtx4090", "--host", "epyc-9654", "--link", "pcie4-x16", "--json")
-    assert json.loads(own.output)["step_seconds"] == json.loads(table.output)["step_seconds"]
+    assert json.loads(own.stdout)["step_seconds"] == json.loads(table.stdout)["step_seconds"]
     assert parts.exit_code == 0, parts.output
 
 
@@ -129,7 +129,7 @@ def test_text_record_trace_comparison_and_report_say_the_same(tmp_path, strategy
     path = tmp_path / "t.json.gz"
     flags = [*SMALL, "--strategy", strategy]
     text = run(*flags, "--trace", str(path)).output
-    record = json.loads(run(*flags, "--json").output)
+    record = json.loads(run(*flags, "--json").stdout)
     # Selections are part of both figures, though no step of the trace shows one.
     assert (record["selection_seconds"] > 0) == strategy.startswith("zenflow")
     view = read_view(path)
@@ -160,7 +160,7 @@ def test_a_trace_says_what_it_is_of(tmp_path):
 
 def test_an_interval_holds_the_prediction_and_repeats():
     flags = [*SMALL, "--strategy", "zero_offload", "--draws", "12", "--seed", "3", "--json"]
-    first, again = (json.loads(run(*flags).output) for _ in range(2))
+    first, again = (json.loads(run(*flags).stdout) for _ in range(2))
     assert first == again
     interval = first["step_seconds_interval"]
     assert interval["low"] < first["step_seconds"] < interval["high"]
@@ -188,20 +188,20 @@ def test_what_is_wrong_is_named_with_its_remedy(arguments, message):
 def test_adapters_and_activations_have_flags():
     flags = [*SMALL, "--strategy", "qlora", "--json"]
     plain, more, away = (
-        json.loads(run(*flags, *own).output)
+        json.loads(run(*flags, *own).stdout)
         for own in ([], ["--lora-rank", "64"], ["--offload-activations"])
     )
     assert more["memory"]["device_bytes"] > plain["memory"]["device_bytes"]
     assert plain["d2h_bytes_per_step"] == 0 < away["d2h_bytes_per_step"]
     assert "not full fine-tuning" in plain["rule"]
-    eager = json.loads(run(*flags, "--attention", "eager").output)
+    eager = json.loads(run(*flags, "--attention", "eager").stdout)
     assert eager["step_seconds"] > plain["step_seconds"]
 
 
 def test_masters_in_float32_have_a_flag():
     flags = [*SMALL, "--strategy", "ddp", "--json"]
     own, wide, narrow = (
-        json.loads(run(*flags, *given).output)
+        json.loads(run(*flags, *given).stdout)
         for given in ([], ["--float32-master"], ["--no-float32-master"])
     )
     assert own["memory"] == wide["memory"]

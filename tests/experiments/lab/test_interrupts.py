@@ -1,5 +1,6 @@
 """SIGTERM ends a study like Ctrl-C, where it was not ignored before."""
 
+import contextlib
 import signal
 
 import pytest
@@ -14,23 +15,20 @@ def is_heard(request):
     signal.signal(signal.SIGTERM, former)
 
 
+def send_sigterm(is_heard):
+    answer = pytest.raises(KeyboardInterrupt) if is_heard else contextlib.nullcontext()
+    with answer, ended_like_ctrl_c():
+        signal.raise_signal(signal.SIGTERM)
+
+
 def test_a_study_hears_sigterm_unless_it_was_ignored_before(is_heard):
-    if is_heard:
-        with pytest.raises(KeyboardInterrupt), ended_like_ctrl_c():
-            signal.raise_signal(signal.SIGTERM)
-    else:
-        with ended_like_ctrl_c():
-            signal.raise_signal(signal.SIGTERM)
-        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    former = signal.getsignal(signal.SIGTERM)
+    send_sigterm(is_heard)
+    assert signal.getsignal(signal.SIGTERM) == former
 
 
 def test_a_process_of_a_pool_hears_it_while_it_makes_a_cell(is_heard):
     ignore_while_idle()
     signal.raise_signal(signal.SIGTERM)
-    if is_heard:
-        with pytest.raises(KeyboardInterrupt), ended_like_ctrl_c():
-            signal.raise_signal(signal.SIGTERM)
-    else:
-        with ended_like_ctrl_c():
-            signal.raise_signal(signal.SIGTERM)
+    send_sigterm(is_heard)
     signal.raise_signal(signal.SIGTERM)

@@ -167,7 +167,7 @@ def test_what_makes_two_traces_different_work_is_named(tmp_path, changes, words)
     assert done.exit_code == 0, done.output
     assert done.output.count("Warning:") == bool(words), done.output
     assert all(word in done.output for word in words), done.output
-    record = json.loads(CliRunner().invoke(main, ["compare", *files, "--json"]).output)
+    record = json.loads(CliRunner().invoke(main, ["compare", *files, "--json"]).stdout)
     assert len(record["warnings"]) == bool(words)
 
 

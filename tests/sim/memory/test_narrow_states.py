@@ -1,6 +1,9 @@
 """AdamW without float32 masters: bytes of a real one in bfloat16, and of every part."""
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 

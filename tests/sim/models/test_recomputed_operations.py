@@ -4,6 +4,9 @@ from collections import defaultdict
 from functools import partial
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 from torch import nn
 from torch.nn import functional

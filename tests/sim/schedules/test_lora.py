@@ -3,6 +3,9 @@
 from dataclasses import replace
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 from torch import nn
 from torch.nn import functional

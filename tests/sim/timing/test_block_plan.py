@@ -1,6 +1,9 @@
 """The simulator's blocks and bytes are the engine's own."""
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 
 from sim.simulate import Strategy, simulate

@@ -3,6 +3,9 @@
 import json
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 from click.testing import CliRunner
 from torch import nn
@@ -141,7 +144,7 @@ def test_a_command_takes_the_traced_step_with_its_batch(made, machine, model):
     done = run("simulate", *model, *machine, "--from-trace", path, "--strategy", "on_device",
                "--json")  # fmt: skip
     assert done.exit_code == 0, done.output
-    found = json.loads(done.output)
+    found = json.loads(done.stdout)
     assert found["step_seconds"] == pytest.approx(step.step_seconds, rel=1e-6)
     tokens = 3 * 16 * MICRO_BATCHES
     assert found["tokens_per_second"] == pytest.approx(tokens / step.step_seconds, rel=1e-6)

@@ -78,7 +78,7 @@ def test_blocks_are_the_texts_with_line_breaks_and_an_end_behind_each_file(tmp_p
 
 
 def test_chat_rows_train_through_the_template(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("trl", reason='needs TRL: pip install -e ".[hf,dev]"')
+    pytest.importorskip("trl", reason='needs TRL: pip install -e ".[dev-all]"')
     from transformers import LlamaConfig, LlamaForCausalLM
 
     tokenizer = character_tokenizer()

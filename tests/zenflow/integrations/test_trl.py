@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("trl", reason='needs TRL and PEFT: pip install -e ".[hf,dev]"')
-pytest.importorskip("peft", reason='needs TRL and PEFT: pip install -e ".[hf,dev]"')
+pytest.importorskip("trl", reason='needs TRL and PEFT: pip install -e ".[dev-all]"')
+pytest.importorskip("peft", reason='needs TRL and PEFT: pip install -e ".[dev-all]"')
 
 from datasets import Dataset
 from peft import LoraConfig

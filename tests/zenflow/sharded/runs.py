@@ -18,7 +18,8 @@ from zenflow import LoggedDecisions, ZenFlowAdamW, ZenFlowConfig
 
 RANKS_OF_BATCH = 4
 """Parts of a step's batch, which ranks share out."""
-NUM_STEPS = 40
+NUM_STEPS = 24
+"""Steps of a run, more than the 20 after which windows and selections meet again."""
 
 
 class Uneven(nn.Module):

@@ -163,7 +163,7 @@ def test_a_rank_waits_no_longer_than_its_timeout_for_another(two):
     """Though the mesh's group would wait for half an hour."""
     error, seconds = two[0]["await"]
     assert re.match("DeadlineError: .* All ranks have to take the same steps", error), error
-    assert 2.5 < seconds < 8
+    assert 0.9 < seconds < 30
 
 
 def test_what_the_guide_shows_learns(two):
