@@ -123,7 +123,7 @@ class TrialLoop:
         self._worker = signature()
         self._refusals = 0
         self._wish: Knobs | None = None
-        """What the sampler chose last, and was refused."""
+        """Settings that the sampler chose last and that were refused."""
         self._order: list[Knobs] = []
         self._goals = task.goals
         # A resumed study goes on with other choices, or it would only repeat what is known. QMC

@@ -26,7 +26,7 @@ _TESTS = "tests/zenflow/integrations"
 
 
 def compared(report: str) -> list[dict[str, str]]:
-    """Return what tests that passed noted in pytest's report: trainer, mode, what was compared.
+    """Return the notes of passed tests in pytest's report: trainer, mode, compared values.
 
     Args:
         report: The report, JUnit's XML.

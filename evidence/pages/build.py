@@ -94,7 +94,7 @@ def with_sections(text: str, page: str) -> str:
 
 
 def render(template: str, **values: Any) -> str:
-    """Return what a template makes.
+    """Return the rendered text of a template.
 
     Raises:
         ConfigError: The template asks for what isn't there; the message has file, line and key.

@@ -21,13 +21,13 @@ _COUNTS = ("tests", "failures", "errors", "skipped")
 
 
 def newest_suite() -> dict[str, Any] | None:
-    """Return what the newest committed record of `make gpu` says; None if there is none."""
+    """Return the content of the newest committed record of `make gpu`; None without one."""
     folder = newest(RESULTS, "gpu", SUITE)
     return None if folder is None else read_suite(folder)
 
 
 def read_suite(folder: Path) -> dict[str, Any]:
-    """Return what a record of `make gpu` says.
+    """Return the content of a record of `make gpu`.
 
     ``rows`` are those of the table of speeds. ``first`` has the speeds of the first cell, as
     shares of the device's. ``missed`` are the aims that don't hold, out of ``applying`` that

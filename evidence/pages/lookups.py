@@ -182,7 +182,7 @@ def compared(shown: Shown) -> dict[str, Comparison]:
 
 
 def first_run() -> str:
-    """Return what `make run` printed in the end, in the run whose record is committed."""
+    """Return the last lines that `make run` printed, in the run whose record is committed."""
     runs = compared_runs.read_comparison(newest_record("compare", compared_runs.COMPARISON))
     said = io.StringIO()
     Console(file=said, width=130).print(compared_runs.table(runs))

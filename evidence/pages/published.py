@@ -26,7 +26,7 @@ _HELD = ("rows", "figures", "without_the_row", "without_the_group")
 
 @cache
 def published() -> dict[str, Any]:
-    """Return what the newest record says, for templates."""
+    """Return the content of the newest record, for templates."""
     record = needed("published")
     (data,) = record.rows
     known = runs.published()
@@ -125,7 +125,7 @@ def _missed(rows: Sequence[Row]) -> dict[str, list[str]]:
 
 
 def _assumptions(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """Return what each source's cases take for granted."""
+    """Return the assumptions of each source's cases."""
     taken: dict[str, list[str]] = {}
     for row in rows:
         kept = taken.setdefault(row["source"], [])

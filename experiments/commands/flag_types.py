@@ -71,7 +71,7 @@ _GIGA = 1e9
 
 
 class Word(FlagType):
-    """What a parser of a word takes."""
+    """Argument of a word's parser."""
 
     def __init__(self, parse: Callable[[str], Any], name: str) -> None:
         """Take the parser, which raises ``ConfigError``, and what help calls a word."""
@@ -79,7 +79,7 @@ class Word(FlagType):
         self.name = name
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return what the word stands for."""
+        """Return the word's value."""
         if not isinstance(value, str):
             return value
         try:

@@ -42,7 +42,7 @@ class Reporter:
         self._setting = ""
         self._outlook: Outlook | None = None
         self._alone: Outlook | None = None
-        """What is left of a run that shares no bar."""
+        """Remaining work of a run that shares no bar."""
         self._has_told = False
 
     def say(self, text: str) -> None:

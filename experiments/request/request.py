@@ -115,7 +115,7 @@ class Request:
 
     @classmethod
     def of(cls, flags: Mapping[str, Any]) -> Request:
-        """Return what a command's flags ask for; None leaves a field at its default."""
+        """Return the request of a command's flags; None leaves a field at its default."""
         given = {item.name: flags.get(item.name) for item in fields(cls)}
         return cls(**{name: value for name, value in given.items() if value is not None})
 

@@ -81,7 +81,7 @@ def switch(word: str, what: str = "yes or no") -> bool:
 
 
 def recomputation(word: str) -> Recomputation:
-    """Return what is recomputed: yes or no, a share of the layers (1/2, 20/32, 0.5), or op.
+    """Return the recomputation: yes or no, a share of the layers (1/2, 20/32, 0.5), or op.
 
     All layers are True, and none is False.
     """

@@ -65,7 +65,7 @@ def as_traced(request: Request, given: Collection[str]) -> Request:
 
 
 def notes_on(workload: Workload, hardware: HardwareProfile) -> list[str]:
-    """Return what a prediction takes from a trace, and what it does not take from the model."""
+    """Return the facts that a prediction takes from a trace in place of the model."""
     notes = []
     if workload.stored_as is not None:
         notes.append(
@@ -90,7 +90,7 @@ def notes_on(workload: Workload, hardware: HardwareProfile) -> list[str]:
 
 
 def _notes_on_step(step: TracedStep, workload: Workload, share: float | None) -> Iterator[str]:
-    """Yield what is odd about a traced step."""
+    """Yield warnings about a traced step."""
     if step.num_params is None:
         makes = "" if share is None else f"; if so, it reaches {share:.0%} of the device's peak"
         yield (

@@ -7,7 +7,7 @@ from dataclasses import replace
 from sim.hardware.profile import HardwareProfile
 from sim.machine import Rates
 from sim.memory.engine import EngineMemory
-from sim.memory.parts import DeviceParts, Part, SystemCase
+from sim.memory_parts import DeviceParts, Part, SystemCase
 from sim.models.workload import Workload
 from sim.schedules.parallel.fsdp import sharded_device
 from sim.simulate import Strategy

@@ -15,7 +15,7 @@ from sim.hardware.profile import HardwareProfile
 from sim.memory.chance import chance_to_fit, likely_need
 from sim.memory.engine import engine_memory
 from sim.memory.engine_parts import engine_device_parts, engine_host_parts
-from sim.memory.parts import PLACES, Part, SystemCase, fullest, gib
+from sim.memory_parts import PLACES, Part, SystemCase, fullest, gib
 from sim.models.activations import Activations
 from sim.models.workload import Workload
 from sim.simulate import Strategy

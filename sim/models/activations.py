@@ -29,7 +29,7 @@ class Activations:
         >>> from sim.models.workload import Workload
         >>> for checkpointing in (False, True):
         ...     workload = Workload.of_config(*find_model("gpt2"), checkpointing=checkpointing)
-        ...     print(round(sum(workload.activations.kept_bytes()) / 2**20), "MiB")
+        ...     print(round(sum(Activations(workload).kept_bytes()) / 2**20), "MiB")
         506 MiB
         218 MiB
     """

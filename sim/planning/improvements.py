@@ -14,7 +14,7 @@ from typing import Any
 
 from sim.hardware.catalog import find_link
 from sim.hardware.profile import HardwareProfile
-from sim.memory.parts import gib
+from sim.memory_parts import gib
 from sim.planning.options import Option, Planner
 from sim.planning.search import Search
 from zenflow.config import PRESETS

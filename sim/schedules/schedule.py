@@ -12,7 +12,7 @@ from typing import Any
 import simpy
 
 from sim.machine import Machine, Process
-from sim.memory.parts import ACTIVATION_BUFFERS, SystemCase, SystemParts
+from sim.memory_parts import ACTIVATION_BUFFERS, SystemCase, SystemParts
 from sim.timing.costs import StepCosts
 from zenflow.errors import ConfigError
 

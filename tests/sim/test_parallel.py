@@ -9,7 +9,7 @@ from sim.hardware.components import Fabric, Network
 from sim.hardware.quantity import Quantity
 from sim.machine import Machine
 from sim.memory.need import memory_of
-from sim.memory.parts import STATE_BYTES
+from sim.memory_parts import STATE_BYTES
 from sim.models.table import find_model
 from sim.models.workload import Workload
 from sim.schedules.parallel import ddp

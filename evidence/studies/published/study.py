@@ -34,7 +34,10 @@ _DRAWS = 30
 
 
 def predict_all(
-    measurements: Sequence[Measurement] | None = None, *, draws: int = _DRAWS
+    measurements: Sequence[Measurement] | None = None,
+    *,
+    draws: int = _DRAWS,
+    explains: bool = True,
 ) -> list[dict[str, Any]]:
     """Return measurements beside their predictions, JSON-ready; 0 draws are no intervals.
 
@@ -44,7 +47,8 @@ def predict_all(
     ``interval_seconds`` of those with what the model leaves out as well.
     ``roofline_seconds`` is as if DeepSpeed's CPU step reached the DRAM bandwidth, None without
     one. Of missed rows ``elasticities`` has per cent of the prediction for one per cent of a
-    figure, ``alternatives`` predictions with other values of what is unknown.
+    figure, ``alternatives`` predictions with other values of what is unknown; both are empty
+    where nothing is to be explained.
     """
     # Several measurements are of one set-up.
     predictions: dict[str, float] = {}
@@ -60,8 +64,8 @@ def predict_all(
                 found = intervals(setup, quantity, draws)
                 bounds[case] = [[each.low, each.high] for each in found]
         error = predictions[case] / item.seconds - 1.0
-        is_met = abs(error) <= AIM
-        if not is_met and case not in moves:
+        is_explained = explains and abs(error) > AIM
+        if is_explained and case not in moves:
             moves[case] = elasticities(setup, quantity)
         rows.append(
             {
@@ -75,8 +79,8 @@ def predict_all(
                 "figures_seconds": bounds[case][0] if draws else None,
                 "interval_seconds": bounds[case][1] if draws else None,
                 "roofline_seconds": _roofline(setup, quantity),
-                "elasticities": {} if is_met else moves[case],
-                "alternatives": {} if is_met else _alternatives(item),
+                "elasticities": moves[case] if is_explained else {},
+                "alternatives": _alternatives(item) if is_explained else {},
                 "source": item.source,
                 "assumption": item.assumption,
             }

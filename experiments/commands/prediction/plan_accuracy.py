@@ -1,4 +1,4 @@
-"""What ``zenflow plan`` says of a setting's accuracy: the nearest record, and what is exact."""
+"""Accuracy of a setting in the words of ``zenflow plan``: the nearest record, and its limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def evidence_of(option: Option, wishes: Wishes) -> Evidence | None:
-    """Return what is recorded of the rule's loss nearest to an option; None if nothing is."""
+    """Return the recorded loss of the rule nearest to an option; None without any."""
     config, work = option.strategy.config, option.need.workload
     if config is None or option.strategy.name not in ("zenflow", "zenflow_paper"):
         return None
@@ -34,7 +34,7 @@ def evidence_of(option: Option, wishes: Wishes) -> Evidence | None:
 
 
 def accuracy(plan: Plan, chosen: Option, wishes: Wishes) -> Iterator[str]:
-    """Yield what the rule does to accuracy, and what to use where that matters."""
+    """Yield the rule's effect on accuracy, and the setting to use where accuracy matters."""
     if chosen.strategy.name in EXACT:
         yield "Its rule is AdamW exactly, and so is its accuracy."
         return

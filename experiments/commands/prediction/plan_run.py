@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from experiments.commands.training.train_flags import DATA
 from experiments.training.parts.models.fine_tuning import FINE_TUNING, written
 from experiments.training.parts.models.named import comes_with_weights
 from sim.models.table import hub_name
@@ -15,15 +16,13 @@ from sim.models.table import hub_name
 if TYPE_CHECKING:
     from sim.planning.plan import Plan
 
-DATA = "my_texts/"
-"""Stands for the user's own in the command that is printed."""
 _SAVE_SECONDS = 1800.0
 _WRAPPERS = {"ddp": "under DistributedDataParallel", "fsdp": "with fully_shard"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What the user said beside model and machine."""
+    """Flags of the user beside model and machine."""
 
     model: str
     data: str | None = None
@@ -77,7 +76,7 @@ def _round_steps(count: float) -> int:
 
 
 def what_to_run(plan: Plan, wishes: Wishes) -> Iterator[str]:
-    """Yield what to run, the `zenflow train` command last."""
+    """Yield the lines to run, the `zenflow train` command last."""
     chosen = plan.shown
     if chosen is not None and chosen.need.num_devices > 1:
         config = chosen.strategy.config

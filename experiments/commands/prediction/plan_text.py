@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.commands.prediction.plan_accuracy import accuracy
 from experiments.commands.prediction.plan_run import Wishes, what_to_run
 from sim.memory.chance import LIKELY
-from sim.memory.parts import gib
+from sim.memory_parts import gib
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,7 +25,7 @@ _WAITS = 0.25
 
 
 def heading(plan: Plan, notes: list[str]) -> list[str]:
-    """Return what was asked: model, machine, and what was assumed."""
+    """Return the question: model, machine and assumptions."""
     hardware, work = plan.hardware, plan.workload
     count = work.batch_size * work.accumulation
     each = "each device's step" if hardware.total_devices > 1 else "a step"
@@ -87,7 +87,7 @@ def _likeness(option: Option) -> str:
 
 
 def answer(plan: Plan, wishes: Wishes) -> list[str]:
-    """Return what to do, in the order in which it matters; the command stands last."""
+    """Return the advice, the most important first and the command last."""
     if plan.needs_sharding:
         return _sharding(plan)
     chosen = plan.shown
@@ -125,7 +125,7 @@ def _sharding(plan: Plan) -> list[str]:
 
 
 def _changes(plan: Plan) -> Iterator[str]:
-    """Yield what to change where nothing surely fits."""
+    """Yield the changes to try where no setting surely fits."""
     if not plan.improvements:
         yield "No memory that is sold would make it fit."
         return
@@ -137,7 +137,7 @@ def _changes(plan: Plan) -> Iterator[str]:
 
 
 def _headline(plan: Plan, chosen: Option) -> Iterator[str]:
-    """Yield what to use; a warning goes before what is not likely to fit."""
+    """Yield the setting to use, with a warning first where the fit is not likely."""
     told = plan.interval
     between = (
         f" ({told.coverage:.0%} interval: {told.low:,.0f} to {told.high:,.0f})" if told else ""
@@ -168,7 +168,7 @@ def _headline(plan: Plan, chosen: Option) -> Iterator[str]:
 
 
 def _waits(chosen: Option) -> Iterator[str]:
-    """Yield what it means that the device waits for much of a step, and that k is 0."""
+    """Yield the meaning of long stalls, and of k = 0."""
     config, done = chosen.strategy.config, chosen.prediction
     if config is not None and chosen.strategy.name == "zenflow" and config.topk_ratio == 0:
         yield (
@@ -253,7 +253,7 @@ def _used(plan: Plan, option: Option) -> str:
 
 
 def _riskier(plan: Plan) -> Iterator[str]:
-    """Yield what is faster or takes more tokens to a step, and may not fit."""
+    """Yield settings that are faster or take more tokens a step, and may not fit."""
     option, shown = plan.tight, plan.shown
     if option is None or shown is None:
         return
@@ -270,7 +270,7 @@ def _riskier(plan: Plan) -> Iterator[str]:
 
 
 def _accumulation(plan: Plan, chosen: Option) -> Iterator[str]:
-    """Yield what accumulation costs and why, where it is used or would seem to help."""
+    """Yield the cost of accumulation and its cause, where it is used or seems to help."""
     work = plan.workload
     gradient = gib(work.model_bytes)
     if chosen.need.workload.accumulation > 1:
@@ -289,7 +289,7 @@ def _accumulation(plan: Plan, chosen: Option) -> Iterator[str]:
 
 
 def _helps(plan: Plan) -> Iterator[str]:
-    """Yield what would make the recommended setting faster."""
+    """Yield the changes that would make the recommended setting faster."""
     useful = [item for item in plan.improvements if item.helps][:_MOST_HELPS]
     changes = [
         f"{item.change}, {1 / (1 - (item.saved_share or 0.0)):.2g} times the speed"

@@ -22,7 +22,7 @@ from experiments.request.workload import as_traced, notes_on, notes_on_positions
 from experiments.traces.facts import TraceFacts
 from sim.hardware.profile import HardwareProfile
 from sim.memory.need import MemoryNeed, memory_of
-from sim.memory.parts import gib
+from sim.memory_parts import gib
 from sim.models.workload import Workload
 from sim.planning.rules import rule_of
 from sim.simulate import Prediction, Strategy, simulate

@@ -184,7 +184,7 @@ def _say_notes(sweep: Sweep) -> None:
 
 
 def _sweep(context: click.Context, flags: Mapping[str, Any]) -> Sweep:
-    """Return what the flags ask for.
+    """Return the sweep that the flags ask for.
 
     Raises:
         ConfigError: They ask for nothing, or for one thing twice.

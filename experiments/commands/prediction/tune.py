@@ -45,7 +45,7 @@ _SHARED = ("model", "batch_size", "sequence", "grad_accum", "dtype", "checkpoint
 
 
 def _flags_of(decorator: Callable[..., Any]) -> dict[str, click.Parameter]:
-    """Return what flags a decorator gives a command, by name."""
+    """Return the flags that a decorator gives a command, by name."""
 
     @click.command()
     @decorator
@@ -136,7 +136,7 @@ tune_command.params.extend({**_TRAIN, **_SIMULATE}.values())
 
 
 def _task(context: click.Context, flags: dict[str, Any]) -> tuple[TuningTask, dict[str, Any]]:
-    """Return what is tuned, and the settings to write beside the knobs that are found.
+    """Return the tuned task, and the settings to write beside the knobs that are found.
 
     Raises:
         ConfigError: A flag is of the other backend, or says what can't be.
@@ -246,7 +246,7 @@ def _likely(limits: Constraints, hardware: HardwareProfile) -> Constraints:
 
 
 def _planned(context: click.Context, flags: Mapping[str, Any]) -> str:
-    """Return what was not searched, and what `zenflow plan` recommends; nothing if runs are real.
+    """Return the settings left out, and `zenflow plan`'s advice; an empty text if runs are real.
 
     Checkpointing and how gradients leave are held as they were given.
     """
@@ -276,7 +276,7 @@ def _planned(context: click.Context, flags: Mapping[str, Any]) -> str:
 
 
 def _remedy(context: click.Context, flags: dict[str, Any], task: TuningTask) -> str:
-    """Return what would make a simulated model fit, where nothing does."""
+    """Return the changes that make a simulated model fit, where no setting fits."""
     if flags["backend"] != "simulated":
         return ""
     from experiments.commands.prediction.tune_remedy import remedy

@@ -1,4 +1,4 @@
-"""What to change where no setting of a model fits a machine."""
+"""Remedies where no setting of a model fits a machine."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def remedy(
 
 
 def _changes(request: Request) -> Iterator[dict[str, Any]]:
-    """Yield what to try: one thing more each time."""
+    """Yield the remedies to try, each with one more change than the last."""
     yield {}
     recompute: dict[str, Any] = {} if request.checkpointing else {"checkpointing": True}
     if recompute:

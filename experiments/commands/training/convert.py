@@ -14,9 +14,8 @@ import click
 
 from experiments.commands.command import Command
 from experiments.commands.flag_types import PATH, OutputFile
-from experiments.commands.prediction.plan_run import DATA
 from experiments.commands.training.config_file import read_config_file, settle_auto
-from experiments.commands.training.train_flags import flags_of
+from experiments.commands.training.train_flags import DATA, flags_of
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:

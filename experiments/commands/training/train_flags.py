@@ -16,6 +16,8 @@ from experiments.training.settings.tuning import TuningSettings
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 
+DATA = "my_texts/"
+"""Folder that stands for the user's own in commands that are printed."""
 RULE = "Update rule"
 _KNOBS = settings_of(ZenFlowConfig)
 KNOB_NAMES = tuple(name for name in _KNOBS if name != "steps_per_epoch")  # the data says that one

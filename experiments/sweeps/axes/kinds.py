@@ -22,7 +22,7 @@ _UNITS: Mapping[str, float] = {"": 1.0, "GB/s": 1e9, "GiB": GIB, "TFLOP/s": 1e12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisKind:
-    """What one axis means."""
+    """Kind of an axis: the field or quantity that it varies."""
 
     name: str
     place: Place
@@ -41,7 +41,7 @@ class AxisKind:
 
     @property
     def meaning(self) -> str:
-        """What it varies, in a sentence, and its unit."""
+        """Description of the axis in a sentence, with its unit."""
         said = re.split(r"\. |; None is", self.help)[0].removesuffix(".")
         return f"{said} ({self.unit})" if self.unit else said
 
@@ -55,7 +55,7 @@ class Axis:
 
     @property
     def kind(self) -> AxisKind:
-        """What it means."""
+        """Kind of the axis's values."""
         return kind_of(self.name)
 
     @property
@@ -65,7 +65,7 @@ class Axis:
 
     @property
     def label(self) -> str:
-        """Its name and unit, for a picture."""
+        """Name and unit of the axis, for a picture."""
         unit = self.kind.unit
         return f"{self.name} ({unit})" if unit else self.name
 
@@ -162,7 +162,7 @@ KINDS: Mapping[str, AxisKind] = _kinds()
 
 
 def kind_of(name: str) -> AxisKind:
-    """Return what an axis means.
+    """Return the kind of an axis.
 
     Raises:
         ConfigError: There is no such axis; the nearest names are given.

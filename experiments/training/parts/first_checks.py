@@ -1,4 +1,4 @@
-"""What is refused before torch loads: a name or path that no run could use."""
+"""Refusals before torch loads: a name or path that no run could use."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def check_data(settings: TrainSettings) -> None:
 
 
 def trainable_name(name: str) -> str:
-    """Return what `zenflow train` calls a model that the simulator knows by this name.
+    """Return the name in `zenflow train` of a model that the simulator knows by this name.
 
     Raises:
         ConfigError: The simulator does not know it.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def memory_of_engine(model: nn.Module, config: ZenFlowConfig) -> EngineMemory:
-    """Return what one engine takes for a model, all ranks' parts together."""
+    """Return the memory that one engine takes for a model, all ranks' parts together."""
     trained = [p for p in model.parameters() if p.requires_grad]
     element_bytes = min((p.element_size() for p in trained), default=0)
     return engine_memory([tuple(p.shape) for p in trained], config, element_bytes)

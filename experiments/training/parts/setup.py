@@ -63,7 +63,7 @@ class RunSetup:
     cores: tuple[Cores, ...] = ()
     """Cores of each rank; none where the run was put together otherwise."""
     adviser: Adviser | None = None
-    """What has chosen a tuned run's first knobs within bounds; None where nothing had to."""
+    """Source of a tuned run's first knobs; None where the defaults are within the bounds."""
 
     @property
     def model_bytes(self) -> int:
@@ -183,7 +183,7 @@ def count_steps(settings: TrainSettings, steps_per_epoch: int) -> int:
 
 
 def workload_of(setup: RunSetup) -> Workload:
-    """Return what the simulator takes of a run's model and batch.
+    """Return the simulator's workload of a run's model and batch.
 
     Raises:
         ConfigError: The simulator does not know the model's family.
@@ -251,7 +251,7 @@ def make_schedule(
 
 
 def describe(setup: RunSetup) -> str:
-    """Return what is about to be trained on what."""
+    """Return the line on the model and data of the training that begins."""
     settings = setup.settings
     name = Path(settings.model).name if setup.found.kind != "hub" else settings.model
     made_by = "experiments.training.parts.models.decoder" if setup.found.own else "transformers"

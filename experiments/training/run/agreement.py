@@ -1,4 +1,4 @@
-"""What all ranks do after the same step though only one of them knows that it is due."""
+"""Agreement of ranks: all act after the same step, though one alone knows that it is due."""
 
 from __future__ import annotations
 

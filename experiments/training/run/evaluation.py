@@ -1,4 +1,4 @@
-"""What a model makes of a batch, and how good it is on held-out ones."""
+"""Losses of a batch, and the quality of a model on held-out batches."""
 
 from __future__ import annotations
 

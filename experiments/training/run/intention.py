@@ -1,4 +1,4 @@
-"""What a comparison is going to do, and a guess of how long: known before torch loads."""
+"""Announcement of a comparison, with a guess of its time, before torch loads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def needs_start(settings: TrainSettings) -> bool:
 
 
 def compared(settings: TrainSettings) -> dict[str, TrainSettings]:
-    """Return what is compared, by name: ``COMPARED``, and the tuned run if it is asked for."""
+    """Return the compared strategies by name: ``COMPARED``, and the tuned run if asked for."""
     runs = {name: settings.with_strategy(name) for name in COMPARED}
     return runs if settings.controller is None else {**runs, settings.label: settings}
 

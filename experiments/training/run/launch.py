@@ -91,7 +91,7 @@ def _launch(
 
 
 def _what_was_saved(folder: Path, *, compare: bool) -> str:
-    """Return what there is to go on with of a run that ended early and saves nothing."""
+    """Return the advice on resuming a run that ended early and saves nothing."""
     if compare:
         return f"its finished runs are kept. Go on behind them with: {resume_line(folder)}"
     found = latest_checkpoint(folder / CHECKPOINTS)
@@ -111,7 +111,7 @@ def _what_is_left(folder: Path) -> str:
 
 
 def _out_of_memory(error: Exception) -> ZenFlowError | None:
-    """Return what to say of memory that was refused; None of another error."""
+    """Return the message on memory that was refused; None for another error."""
     words = str(error)
     if isinstance(error, torch.OutOfMemoryError):
         place = "the device's"

@@ -81,7 +81,7 @@ class Training:
         self._save_seconds = 0.0
         """Seconds of saves since the step before."""
         self.changes: list[dict[str, Any]] = []
-        """What was changed when the run was resumed, of what its weights depend on."""
+        """Changes at a resume of settings that the weights depend on."""
         if checkpoint is not None:
             self._restore(checkpoint)
         self.rows = StepRows(

@@ -25,12 +25,12 @@ from zenflow.controller import AbstractController
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTaken:
-    """What a step's row says of the step itself."""
+    """Part of a step's row on the step itself."""
 
     loss: Tensor
     """Mean over the micro-batches, on the device."""
     rate: float
-    """Learning rate."""
+    """Learning rate of the step."""
     num_tokens: int
     skipped: bool
     """Whether the loss scale overflowed, so that no weight has changed."""
@@ -98,7 +98,7 @@ class Stepper:
         return self._scaler.get_scale() >= scale
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint needs beside the weights and the optimizer's state."""
+        """Return the state that a checkpoint has beside the weights and the optimizer's."""
         return {
             "schedule": self.schedule.state_dict(),
             "scaler": self._scaler.state_dict(),

@@ -138,7 +138,7 @@ def write_results(
 
 
 def step_figures(rows: Sequence[StepRow], update_interval: int, unsettled: int) -> StepFigures:
-    """Return what the log's rows say of time, stall, bytes and loss; NaN without rows.
+    """Return time, stall, bytes and loss of the log's rows; NaN without rows.
 
     Args:
         rows: Of every step.

@@ -1,4 +1,4 @@
-"""What ``--compare`` adds to a run's settings: strategies, their knobs, and a common start."""
+"""Settings that ``--compare`` adds to a run's: strategies, their knobs, and a common start."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a value must satisfy."""
+    """Condition on a value."""
 
     words: str
     """The rule behind the setting's name, as in 'must be at least 1'."""
@@ -47,7 +47,7 @@ OR_NEVER = Rule("must be 0 (never) or more", NOT_NEGATIVE.holds)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a field is, and how a person writes it."""
+    """Setting: a field of a dataclass with its flag, file key, checks and help."""
 
     name: str
     """Name of the field."""
@@ -62,7 +62,7 @@ class Setting:
     known: tuple[str, ...] = ()
     """Words allowed, where they are too many for a flag's usage line."""
     help: str = ""
-    """What the flag's help says: the first paragraph of the field's docstring, or a text."""
+    """Help of the flag: the first paragraph of the field's docstring."""
     is_written: bool = False
     """Whether the field is a flag and a key of a file."""
     section: str = ""
@@ -89,7 +89,7 @@ class Setting:
     """Knobs that the setting bounds most directly."""
 
     def violation(self, value: Any) -> str | None:
-        """Return what is wrong with a value's type or, with the remedy, with the value."""
+        """Return the violation by a value's type or, with the remedy, by the value."""
         found, wrong = self.typed(value)
         if wrong is not None or found is None or self.rule is None or self.rule.holds(found):
             return wrong
@@ -110,7 +110,7 @@ class Setting:
         return value, f"{self.name} must be {words}, but is {value!r}"
 
     def read(self, value: Any) -> tuple[Any, str | None]:
-        """Return what a file's value stands for, in SI units, and what is wrong with it."""
+        """Return a file's value in SI units, and the rules that it breaks."""
         if value is None or (self.none is not None and value == self.none):
             return self.typed(None)
         if self.unit != 1.0 and self.kind is tuple and _is_number(value):
@@ -129,24 +129,23 @@ class Setting:
         return [v / self.unit for v in value] if self.kind is tuple else value / self.unit
 
 
-def setting(default: Any, help: str = "", rule: Rule | None = None, **how: Any) -> Any:
-    """Return a dataclass field that is a flag and a key of a file.
+def setting(default: Any, *, rule: Rule | None = None, **how: Any) -> Any:
+    """Return a dataclass field that is a flag and a key of a file; its docstring is the help.
 
     Args:
         default: Value where nobody says one.
-        help: What the flag's help says, where the docstring below the field does not.
         rule: Rule of the value, where it isn't ``choices``.
         how: More fields of ``Setting``.
     """
     if "choices" in how:
         rule = one_of(how["choices"])
-    how |= {"rule": rule, "is_written": True, **({"help": help} if help else {})}
+    how |= {"rule": rule, "is_written": True}
     return dataclasses.field(default=default, metadata=how)
 
 
 @functools.cache
 def settings_of(owner: type) -> Mapping[str, Setting]:
-    """Return what each field of a dataclass is, by name.
+    """Return the settings of a dataclass by the names of its fields.
 
     Choices of a field that is not of ``setting`` are those of its ``Literal``.
     """
@@ -163,7 +162,7 @@ def written_settings(owner: type) -> tuple[Setting, ...]:
 
 
 def violations(values: Any) -> list[str]:
-    """Return what is wrong with the fields of a dataclass's object, each by itself."""
+    """Return the violations by the fields of a dataclass's object, each field by itself."""
     found = settings_of(values.__class__).values()
     wrong = (known.violation(getattr(values, known.name)) for known in found)
     return [words for words in wrong if words is not None]
@@ -218,4 +217,4 @@ _KINDS: Mapping[Any, tuple[Callable[[Any], bool], Callable[[Any], Any], str]] = 
     tuple: (_is_pair, tuple, "two numbers"),
     Mapping: (lambda value: isinstance(value, Mapping), lambda value: value, "a table"),
 }
-"""What each type takes: whether a value is one, what becomes of it, and what to call it."""
+"""Types of fields: the check of a value, the conversion, and the type's name for errors."""

@@ -24,7 +24,7 @@ class ModelSize:
     """Whether the output layer shares the embedding's storage."""
 
     def config(self, vocab_size: int = NUM_BYTE_TOKENS) -> dict[str, Any]:
-        """Return what decides shapes under transformers' names, over the byte vocabulary."""
+        """Return the sizes of a model under transformers' names, over the byte vocabulary."""
         return {
             "model_type": "llama",
             "vocab_size": vocab_size,

@@ -53,91 +53,96 @@ _LINK = Rule(
 class TrainSettings(TuningSettings):
     """Everything that decides a run's results and speed; SI units throughout."""
 
-    strategy: str = setting("zenflow", "Preset that the knobs start from.", choices=PRESETS)
+    strategy: str = setting("zenflow", choices=PRESETS)
+    """Preset that the knobs start from."""
     knobs: Mapping[str, Any] = field(default_factory=dict)
     """Fields of ``ZenFlowConfig`` that differ from the preset."""
-    model: str = setting(
-        "mini",
-        f"A size ({', '.join(MODEL_SIZES)}), a config.json, a local directory or a hub name.",
-    )
-    data: str | None = setting(
-        None,
-        "Text file, TSV of text and label, directory, or Hugging Face data set (name or "
-        "name:config); default: the source of this Python's standard library.",
-    )
-    eval_data: str | None = setting(
-        None, "File or directory to evaluate on; default: a part of --data is held out."
-    )
-    task: str = setting("auto", "auto goes by the data.", choices=TASKS)
-    text_column: str | None = setting(None, "Column of a data set that holds the text.")
-    label_column: str | None = setting(None, "Column of a data set that holds the class.")
-    sequence: int = setting(128, "Tokens of a sequence.", at_least(1))
+    model: str = setting("mini")
+    """A size (tiny, mini, small, base, 10m, medium, large, 1b), a config.json, a directory, or a
+    hub name."""
+    data: str | None = setting(None)
+    """Text file, TSV of text and label, directory, or Hugging Face data set (name or name:config);
+    default: the source of this Python's standard library."""
+    eval_data: str | None = setting(None)
+    """File or directory to evaluate on; default: a part of --data is held out."""
+    task: str = setting("auto", choices=TASKS)
+    """auto goes by the data."""
+    text_column: str | None = setting(None)
+    """Column of a data set that holds the text."""
+    label_column: str | None = setting(None)
+    """Column of a data set that holds the class."""
+    sequence: int = setting(128, rule=at_least(1))
     """Tokens of a sequence; in classification the length at which texts are cut."""
-    batch_size: int = setting(3, "Sequences of a micro-batch, over all ranks.", at_least(1))
-    grad_accum: int = setting(1, "Micro-batches of a step.", at_least(1))
-    steps: int | None = setting(
-        None,
-        "Optimizer steps; by default one epoch of a model with weights, else 800.",
-        at_least(1),
-    )
-    """Optimizer steps. With neither this nor ``epochs`` they are ``DEFAULT_STEPS``."""
-    epochs: float | None = setting(None, "Passes over the data, in place of --steps.", POSITIVE)
-    lr: float = setting(4e-4, "Peak learning rate.", POSITIVE)
-    betas: tuple[float, float] = setting((0.9, 0.95), "AdamW's two decay rates.", _BETAS)
-    eps: float = setting(1e-8, "AdamW's epsilon.", POSITIVE)
-    weight_decay: float = setting(0.1, "Decoupled decay of matrices.", NOT_NEGATIVE)
+    batch_size: int = setting(3, rule=at_least(1))
+    """Sequences of a micro-batch, over all ranks."""
+    grad_accum: int = setting(1, rule=at_least(1))
+    """Micro-batches of a step."""
+    steps: int | None = setting(None, rule=at_least(1))
+    """Optimizer steps; by default one epoch of a model with weights, else 800."""
+    epochs: float | None = setting(None, rule=POSITIVE)
+    """Passes over the data, in place of --steps."""
+    lr: float = setting(4e-4, rule=POSITIVE)
+    """Learning rate at its peak."""
+    betas: tuple[float, float] = setting((0.9, 0.95), rule=_BETAS)
+    """AdamW's two decay rates."""
+    eps: float = setting(1e-8, rule=POSITIVE)
+    """Addend of AdamW's denominator, epsilon."""
+    weight_decay: float = setting(0.1, rule=NOT_NEGATIVE)
     """Decoupled decay of matrices; vectors (norms, biases) never decay."""
-    schedule: str = setting(
-        "cosine", "Learning rate after the rise, or a schedule of DeepSpeed.", choices=SCHEDULES
-    )
+    schedule: str = setting("cosine", choices=SCHEDULES)
+    """Learning rate after the rise, or a schedule of DeepSpeed."""
     schedule_params: Mapping[str, Any] = field(default_factory=dict)
     """Parameters of a schedule of DeepSpeed; those left out follow lr, warmup and steps."""
-    warmup: float = setting(0.1, "Share of the steps over which it rises.", _WARMUP)
+    warmup: float = setting(0.1, rule=_WARMUP)
     """Share of the steps over which the learning rate rises from 0."""
-    max_grad_norm: float | None = setting(1.0, "Global-norm clip, or none.", POSITIVE, none="none")
-    gradients: str = setting(
-        "release", "When gradients leave: in backward, or step().", choices=GRADIENT_MODES
-    )
-    dtype: str = setting(
-        "float32", "Precision of the parameters; by default that of their weights.", choices=DTYPES
-    )
-    checkpointing: bool = setting(False, "Recompute each layer's activations in backward.")
+    max_grad_norm: float | None = setting(1.0, rule=POSITIVE, none="none")
+    """Global-norm clip, or none."""
+    gradients: str = setting("release", choices=GRADIENT_MODES)
+    """When gradients leave: in backward, or step()."""
+    dtype: str = setting("float32", choices=DTYPES)
+    """Precision of the parameters; by default that of their weights."""
+    checkpointing: bool = setting(False)
+    """Recompute each layer's activations in backward."""
     grad_scaler: Mapping[str, float] = field(default_factory=dict)
     """Arguments of torch's ``GradScaler``, used with float16."""
-    parallel: str | None = setting(
-        None,
-        "Share the run between torchrun's processes: fsdp shards the model, ddp copies it.",
-        choices=PARALLEL,
-    )
-    bind_cores: bool = setting(True, "Give each rank cores of its own, near its GPU first.")
-    device: str = setting("auto", "auto, cpu or cuda.", _DEVICE)
-    link: tuple[float, float] | None = setting(
-        None, "Emulated link of a CPU in GB/s, as in 0.05,0.05.", _LINK, key="link_gbps", unit=1e9
-    )
-    """Emulated link of a CPU: bytes/s device to host, and back."""
-    host_threads: int | None = setting(None, "Threads of the host update.", at_least(1))
-    device_threads: int | None = setting(None, "Threads of torch.", at_least(1))
-    """Threads of torch; None leaves one core to the host side when the device is the CPU."""
-    seed: int = setting(0, "Decides the first weights and the data's order.", _SEED)
-    start_steps: int | None = setting(
-        None, "Steps on the device that --compare goes on from; 0: none.", OR_NEVER
-    )
-    """Steps of a comparison's start, where the model comes without weights.
+    parallel: str | None = setting(None, choices=PARALLEL)
+    """Share the run between torchrun's processes: fsdp shards the model, ddp copies it."""
+    bind_cores: bool = setting(True)
+    """Give each rank cores of its own, near its GPU first."""
+    device: str = setting("auto", rule=_DEVICE)
+    """auto, cpu or cuda."""
+    link: tuple[float, float] | None = setting(None, rule=_LINK, key="link_gbps", unit=1e9)
+    """Emulated link of a CPU in GB/s, device to host and back, as in 0.05,0.05.
 
-    None leaves the number to ``for_comparison``.
+    The field has bytes/s.
     """
-    checkpoint: bool = setting(True, "Save what --resume needs, on the way and at the end.")
-    """Whether anything is saved for resuming. Model and results are written in any case."""
-    save_every: int = setting(
-        0, "Steps between checkpoints; 0: by minutes, and at the end.", OR_NEVER
-    )
-    save_minutes: float = setting(
-        10.0, "Minutes between checkpoints, or more; 0: by steps, and at the end.", OR_NEVER
-    )
-    """Minutes between checkpoints; more where saving would take over 5% of the time."""
-    eval_every: int = setting(0, "Steps between evaluations; 0: at the end only.", OR_NEVER)
-    eval_batches: int = setting(24, "Held-out batches of an evaluation, at most.", at_least(1))
-    timeline_steps: int = setting(12, "Last steps whose spans are recorded.", OR_NEVER)
+    host_threads: int | None = setting(None, rule=at_least(1))
+    """Threads of the host update."""
+    device_threads: int | None = setting(None, rule=at_least(1))
+    """Threads of torch. None is one for each core; on a CPU one core is left to the host side."""
+    seed: int = setting(0, rule=_SEED)
+    """Decides the first weights and the data's order."""
+    start_steps: int | None = setting(None, rule=OR_NEVER)
+    """Steps on the device that --compare goes on from; 0: none.
+
+    A model with weights has no start. None leaves the number to ``for_comparison``.
+    """
+    checkpoint: bool = setting(True)
+    """Save what --resume needs, on the way and at the end.
+
+    Model and results are written in any case.
+    """
+    save_every: int = setting(0, rule=OR_NEVER)
+    """Steps between checkpoints; 0: by minutes, and at the end."""
+    save_minutes: float = setting(10.0, rule=OR_NEVER)
+    """Minutes between checkpoints, or more where saving would take over 5% of the time; 0: by
+    steps, and at the end."""
+    eval_every: int = setting(0, rule=OR_NEVER)
+    """Steps between evaluations; 0: at the end only."""
+    eval_batches: int = setting(24, rule=at_least(1))
+    """Held-out batches of an evaluation, at most."""
+    timeline_steps: int = setting(12, rule=OR_NEVER)
+    """Last steps whose spans are recorded."""
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without data or model."""
@@ -158,13 +163,13 @@ class TrainSettings(TuningSettings):
 
     @property
     def label(self) -> str:
-        """What the run is called: its strategy, or the controller that changes it."""
+        """Name of the run: its strategy, or the controller that changes it."""
         if self.controller is None:
             return self.strategy
         return "zen-auto" if self.controller == "zen-auto" else "auto"
 
     def workload(self, model_config: Mapping[str, Any] | None = None) -> Workload:
-        """Return what the simulator takes of the model and the batch.
+        """Return the simulator's workload of the model and the batch.
 
         Args:
             model_config: Of the model; None for one known by its size, which need not be built.

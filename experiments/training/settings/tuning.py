@@ -1,4 +1,4 @@
-"""What a tuned run may be asked for: who chooses knobs, which, and within what bounds."""
+"""Settings of a tuned run: who chooses knobs, which knobs, and within which bounds."""
 
 from __future__ import annotations
 
@@ -31,34 +31,21 @@ _STALENESS = Rule(
 class TuningSettings:
     """Who chooses knobs while a run goes on; a None is no bound."""
 
-    controller: str | None = setting(
-        None,
-        "Who chooses knobs while the run goes on: the simulator's twin of the run, zen-auto "
-        "(S alone), or both.",
-        choices=tuple(CHOSEN_KNOBS),
-    )
-    device_memory: float | None = setting(
-        None, "Most GB of one device, with --auto.", _BYTES, unit=1e9, bounds=("topk_ratio",)
-    )
-    host_memory: float | None = setting(
-        None, "Most GB of the host, with --auto.", _BYTES, unit=1e9, bounds=("topk_ratio",)
-    )
-    largest_staleness: int | None = setting(
-        None,
-        "Most steps from a gradient to its landing, with --auto.",
-        _STALENESS,
-        bounds=("update_interval",),
-    )
-    smallest_captured: float | None = setting(
-        None,
-        "Least share of energy in important columns, with --auto.",
-        _SHARE,
-        bounds=("topk_ratio",),
-    )
-    profile: str | None = setting(None, "File of zenflow calibrate that --auto starts from.")
-    hardware: str | None = setting(
-        None, "Machine of the simulator's table that --auto starts from."
-    )
+    controller: str | None = setting(None, choices=tuple(CHOSEN_KNOBS))
+    """Who chooses knobs while the run goes on: the simulator's twin of the run, zen-auto (S
+    alone), or both."""
+    device_memory: float | None = setting(None, rule=_BYTES, unit=1e9, bounds=("topk_ratio",))
+    """Most GB of one device, with --auto."""
+    host_memory: float | None = setting(None, rule=_BYTES, unit=1e9, bounds=("topk_ratio",))
+    """Most GB of the host, with --auto."""
+    largest_staleness: int | None = setting(None, rule=_STALENESS, bounds=("update_interval",))
+    """Most steps from a gradient to its landing, with --auto."""
+    smallest_captured: float | None = setting(None, rule=_SHARE, bounds=("topk_ratio",))
+    """Least share of energy in important columns, with --auto."""
+    profile: str | None = setting(None)
+    """File of zenflow calibrate that --auto starts from."""
+    hardware: str | None = setting(None)
+    """Machine of the simulator's table that --auto starts from."""
     replay: str | None = None
     """Decisions file of the tuned run that this one repeats."""
 
@@ -66,7 +53,7 @@ class TuningSettings:
 def tuning_errors(
     settings: TuningSettings, strategy: str, knobs: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yield what is wrong between the controller and the rest of a run."""
+    """Yield conflicts between the controller and the rest of a run."""
     name = settings.controller
     if name not in ("twin", "both"):
         for key in (*(bound.name for bound in _bounds()), "profile", "hardware"):

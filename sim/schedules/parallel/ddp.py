@@ -7,7 +7,7 @@ from dataclasses import replace
 import simpy
 
 from sim.machine import Machine
-from sim.memory.parts import FLOAT_BYTES, Part, SystemCase, SystemParts
+from sim.memory_parts import FLOAT_BYTES, Part, SystemCase, SystemParts
 from sim.schedules.parallel.optimizer_memory import optimizer_part
 from sim.schedules.schedule import AbstractSchedule, Step, System, refuse_below_1
 from sim.timing.costs import StepCosts

@@ -12,7 +12,7 @@ from dataclasses import replace
 import simpy
 
 from sim.machine import Machine
-from sim.memory.parts import (
+from sim.memory_parts import (
     FLOAT_BYTES,
     REDUCE_BUCKET,
     STATE_BYTES,

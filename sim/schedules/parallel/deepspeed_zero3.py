@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import simpy
 
 from sim.machine import Machine, Process
-from sim.memory.parts import (
+from sim.memory_parts import (
     FLOAT_BYTES,
     REDUCE_BUCKET,
     STATE_BYTES,

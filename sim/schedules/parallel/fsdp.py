@@ -13,7 +13,7 @@ from dataclasses import replace
 import simpy
 
 from sim.machine import Machine, Process
-from sim.memory.parts import (
+from sim.memory_parts import (
     FLOAT_BYTES,
     DeviceParts,
     Part,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.memory.parts import Part, SystemCase
+from sim.memory_parts import Part, SystemCase
 from sim.timing.framework import optimizer_temporaries
 
 

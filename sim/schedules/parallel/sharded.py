@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 import simpy
 
 from sim.machine import Machine
-from sim.memory.parts import ACTIVATION_BUFFERS
+from sim.memory_parts import ACTIVATION_BUFFERS
 from sim.schedules.schedule import Cause, Waits
 from sim.timing.costs import StepCosts, layers_of
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import simpy
 
 from sim.machine import Machine
-from sim.memory.parts import STATE_BYTES, Part, SystemCase, SystemParts
+from sim.memory_parts import STATE_BYTES, Part, SystemCase, SystemParts
 from sim.schedules.schedule import AbstractSchedule, Step, System, refuse_below_1
 from sim.timing.costs import StepCosts, costs_of
 

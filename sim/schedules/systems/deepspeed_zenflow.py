@@ -15,7 +15,7 @@ import simpy
 from sim.fluid import FlowKind
 from sim.lanes import HostLane, Work
 from sim.machine import Machine, Process
-from sim.memory.parts import FLOAT_BYTES, Part, SystemCase, SystemParts
+from sim.memory_parts import FLOAT_BYTES, Part, SystemCase, SystemParts
 from sim.schedules.schedule import AbstractSchedule, Step, System
 from sim.schedules.systems.deepspeed_zero_offload import offload_hooks, step_rate
 from sim.timing.costs import Segment, StepCosts

@@ -15,7 +15,7 @@ import simpy
 
 from sim.hardware.components import Host
 from sim.machine import Machine, least_seconds
-from sim.memory.parts import FLOAT_BYTES, REDUCE_BUCKET, Part, SystemCase, SystemParts
+from sim.memory_parts import FLOAT_BYTES, REDUCE_BUCKET, Part, SystemCase, SystemParts
 from sim.schedules.schedule import Step, System
 from sim.schedules.systems.zero_offload import OffloadTraffic, ZeroOffload
 from sim.timing.costs import Segment, StepCosts

@@ -10,7 +10,7 @@ from __future__ import annotations
 import simpy
 
 from sim.machine import Machine, Process
-from sim.memory.parts import zero_offload_parts
+from sim.memory_parts import zero_offload_parts
 from sim.schedules.schedule import AbstractSchedule, Step, System
 from sim.timing.costs import StepCosts
 

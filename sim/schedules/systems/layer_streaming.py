@@ -25,7 +25,7 @@ from typing import Literal
 import simpy
 
 from sim.machine import Machine
-from sim.memory.parts import (
+from sim.memory_parts import (
     ACTIVATION_BUFFERS,
     FLOAT_BYTES,
     STATE_BYTES,

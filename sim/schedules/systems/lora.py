@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 
 from sim.machine import Machine
-from sim.memory.parts import FLOAT_BYTES, DeviceParts, Part, SystemCase, SystemParts
+from sim.memory_parts import FLOAT_BYTES, DeviceParts, Part, SystemCase, SystemParts
 from sim.models.activations import Activations
 from sim.models.families import Layer, Parameter
 from sim.models.work import LayerWork, Work

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.memory.parts import Part, SystemCase, SystemParts
+from sim.memory_parts import Part, SystemCase, SystemParts
 from sim.schedules.schedule import AbstractSchedule, Step, System
 
 

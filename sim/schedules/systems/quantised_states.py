@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from sim.machine import Machine
-from sim.memory.parts import FLOAT_BYTES, Part, SystemCase, SystemParts
+from sim.memory_parts import FLOAT_BYTES, Part, SystemCase, SystemParts
 from sim.models.workload import Workload
 from sim.schedules.schedule import System
 from sim.schedules.systems.on_device import OnDevice

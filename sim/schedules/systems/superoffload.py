@@ -14,7 +14,7 @@ from functools import partial
 import simpy
 
 from sim.machine import Machine
-from sim.memory.parts import FLOAT_BYTES, Part, SystemCase, SystemParts
+from sim.memory_parts import FLOAT_BYTES, Part, SystemCase, SystemParts
 from sim.schedules.schedule import AbstractSchedule, Step, System
 from sim.timing.costs import StepCosts
 from zenflow.errors import ConfigError

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import simpy
 
 from sim.machine import Machine, Process
-from sim.memory.parts import SystemCase, SystemParts, zero_offload_parts
+from sim.memory_parts import SystemCase, SystemParts, zero_offload_parts
 from sim.schedules.schedule import AbstractSchedule, Step, System
 from sim.timing.costs import StepCosts
 

@@ -16,7 +16,7 @@ from experiments.training.settings.sizes import MODEL_SIZES
 from experiments.training.settings.training import TrainSettings
 from sim.hardware.catalog import find_machine
 from sim.hardware.file import write_profile
-from sim.memory.parts import gib
+from sim.memory_parts import gib
 from sim.models.table import find_model
 from zenflow.config import ZenFlowConfig
 

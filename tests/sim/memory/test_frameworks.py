@@ -4,7 +4,7 @@ import pytest
 
 from sim.hardware.catalog import find_machine
 from sim.memory.need import memory_of
-from sim.memory.parts import (
+from sim.memory_parts import (
     REDUCE_BUCKET,
     DeviceParts,
     Part,

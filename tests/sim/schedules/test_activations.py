@@ -8,7 +8,7 @@ from sim.closed_forms.steady import has_closed_form
 from sim.hardware.catalog import find_machine
 from sim.memory.engine import engine_memory
 from sim.memory.need import memory_of
-from sim.memory.parts import ACTIVATION_BUFFERS
+from sim.memory_parts import ACTIVATION_BUFFERS
 from sim.models.activations import Activations
 from sim.models.table import find_model
 from sim.models.work import Work

@@ -120,14 +120,15 @@ def test_a_batch_beyond_the_devices_peak_is_refused(tmp_path):
 @pytest.fixture
 def say(tmp_path):
     """Run a simulation of a model of one tensor, whose parameters the trace has."""
-    from experiments.sweeps import requests
+    from experiments.request.request import Request
+    from experiments.request.workload import notes_on, traced_of
 
     def run(*words, **trace):
         path = write_trace(tmp_path / f"{len(list(tmp_path.iterdir()))}.json", **trace)
         made = {"batch_size": 4, "sequence": 128}
-        request = requests.Request(model="two", gpu="a100-80-sxm", from_trace=path, **made)
-        step = requests.traced_of(replace(request, traced_batch=(4, 128) if words else None))
-        return requests.notes_on(of(step), MACHINE)
+        request = Request(model="two", gpu="a100-80-sxm", from_trace=path, **made)
+        step = traced_of(replace(request, traced_batch=(4, 128) if words else None))
+        return notes_on(of(step), MACHINE)
 
     return run
 

@@ -75,17 +75,17 @@ class Batches(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingData:
-    """What a run reads."""
+    """Data of a run: batches to train and to evaluate on."""
 
     name: str
     task: str
-    """``lm`` or ``classification``."""
+    """Kind of the task: ``lm`` or ``classification``."""
     num_classes: int
     """Classes of a classification; 0 for a language model."""
     train: Batches
     held_out: Batches
     notes: tuple[str, ...] = ()
-    """What a user should know of how the texts were read and split, a line each."""
+    """Notes for the user on reading and splitting the texts, a line each."""
 
 
 def read_source(settings: TrainSettings) -> Documents | LabelledTexts:

@@ -1,4 +1,4 @@
-"""What a file holds, by its name and its first bytes: text, or something that is none.
+"""Kinds of files, by their names and first bytes: text, or something else.
 
 Does not import torch.
 """
@@ -58,10 +58,10 @@ _USUAL_COLUMNS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileKind:
-    """What a file is that can't be read as text."""
+    """Kind of a file that can't be read as text."""
 
     words: str
-    """What to call it, such as JSON lines."""
+    """Name of the kind, such as JSON lines."""
     builder: str | None = None
     """Name by which ``datasets.load_dataset`` reads it; None where that reads no such file."""
     columns: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class FileKind:
 
 
 def not_text(path: Path, *, is_labelled: bool = False) -> FileKind | None:
-    """Return what a file is if it is no text: rows, an archive or a document; None for text.
+    """Return the kind of a file that is no text: rows, an archive or a document; None for text.
 
     A TSV counts as text here, and so does any other file with tabs that is read as one
     (``is_labelled``). So does a file that can't be read: who reads it will say so.
@@ -133,7 +133,7 @@ def _rows(suffix: str, head: bytes) -> FileKind:
 
 
 def _by_content(head: bytes, *, may_be_table: bool) -> FileKind | None:
-    """Return what a file is whose name does not tell: JSON, or a table with a header."""
+    """Return the kind of a file whose name does not tell: JSON, or a table with a header."""
     text = _text(head).lstrip()
     if _JSON_START.match(text):
         first, _, rest = text.partition("\n")

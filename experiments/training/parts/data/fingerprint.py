@@ -11,7 +11,7 @@ from experiments.training.parts.data.texts import Documents, LabelledTexts
 
 
 def fingerprint(source: Documents | LabelledTexts) -> dict[str, Any]:
-    """Return what tells one source's texts from any other's: two counts, and a hash of them all.
+    """Return the fingerprint of a source's texts: two counts, and a hash of all texts.
 
     It is of the texts as they were read, not of files: a file may move, and a data set of the hub
     has none of its own.

@@ -1,4 +1,4 @@
-"""What is refused as data because it is no text, and what to do with it instead.
+"""Data that is refused because it is no text, and the remedy for each kind.
 
 Does not import torch.
 """
@@ -76,7 +76,7 @@ def _refusal(what: str, found: FileKind, path: str) -> str:
 
 
 def rows_called(columns: Iterable[str]) -> str:
-    """Return what rows with these columns are called.
+    """Return the name of rows with these columns.
 
     >>> rows_called(["messages"]), rows_called(["instruction", "input", "output"])
     ('chat rows', 'instruction rows')
@@ -125,7 +125,7 @@ def way_to_train(columns: Sequence[str], loaded: str) -> str:
 
 
 def _renamed(called: str, names: Iterable[str]) -> str:
-    """Return what gives instruction rows the names that TRL knows."""
+    """Return the code that gives instruction rows the names that TRL knows."""
     if called != "instruction rows" or {"prompt", "completion"} <= set(names):
         return ""
     asked, answer = next(pair for pair in _INSTRUCTION if set(names) >= set(pair))

@@ -1,4 +1,4 @@
-"""What a user is told of the data before training begins."""
+"""Lines on the data for the user, before training begins."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class FolderFiles:
 
     @classmethod
     def below(cls, root: Path) -> FolderFiles:
-        """Return what is there, by names and first bytes."""
+        """Return the files that are there, by names and first bytes."""
         texts, passed = [], []
         for path in sorted(walk(root), key=lambda found: found.as_posix()):
             kind = not_text(path)

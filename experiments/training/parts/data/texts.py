@@ -36,11 +36,11 @@ class Documents:
     """Texts for a language model; no text is in both parts."""
 
     name: str
-    """What to call the data in records."""
+    """Name of the data in records."""
     train: tuple[str, ...]
     held_out: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    """What a user should know of how they were read and split, a line each."""
+    """Notes for the user on reading and splitting the texts, a line each."""
 
     task = "lm"
 
@@ -55,7 +55,7 @@ class LabelledTexts:
     classes: tuple[str, ...]
     """Class names; a label is an index into them."""
     notes: tuple[str, ...] = ()
-    """What a user should know of how they were read, a line each."""
+    """Notes for the user on reading the texts, a line each."""
 
     task = "classification"
 

@@ -41,7 +41,7 @@ _TEMPORARY = ".writing-"
 _ASIDE = ".old-"
 _NAME = re.compile(r"step-\d{8,}")
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, RecursionError, SafetensorError)
-"""What reading a file raises that is not what was written."""
+"""Errors of reading a file that is damaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Checkpoint:
     path: Path
     step: int
     state: dict[str, Any]
-    """What was saved, nested as it was, tensors on the CPU; of shards the shapes alone."""
+    """Saved values, nested as before saving, tensors on the CPU; of shards the shapes alone."""
     has_shards: bool = False
     """Whether ranks have written the tensors of model and optimizer."""
 
@@ -177,7 +177,7 @@ def flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def unflatten(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return what ``flatten`` was given."""
+    """Return the value that ``flatten`` was given."""
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()

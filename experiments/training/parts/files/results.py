@@ -1,4 +1,4 @@
-"""What a run leaves in its folder, told from what others have put there."""
+"""Files that a run leaves in its folder, told from the files of others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DRAFT_OF_A_MODEL = ".model.writing"
 
 
 def others_in(folder: Path) -> list[Path]:
-    """Return what is in a directory and no part of a run or a comparison, nor its lock."""
+    """Return the files of a directory that are no part of a run or a comparison, nor its lock."""
     mine = {*_results_in(folder), folder / LOCK}
     return [path for path in folder.iterdir() if path not in mine]
 

@@ -1,4 +1,4 @@
-"""What a run saves: by one process as a whole, by ranks as shards that any number reads."""
+"""Saved state of a run: whole from one process, in shards that any number of ranks reads."""
 
 from __future__ import annotations
 

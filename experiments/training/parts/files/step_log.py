@@ -104,7 +104,7 @@ def _row(path: Path, number: int, line: bytes) -> StepRow:
 
 
 def _problem(row: Any) -> str:
-    """Return what keeps a value from being a step's row; nothing if it is one."""
+    """Return the reason why a value is no step's row; an empty text for a row."""
     if not isinstance(row, dict):
         return "is no object"
     missing = [name for name in _NEEDED if name not in row]

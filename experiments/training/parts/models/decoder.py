@@ -74,7 +74,7 @@ class DecoderConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelOutput:
-    """What a forward pass returns: ``logits``, (B, L, V) or (B, classes)."""
+    """Output of a forward pass: ``logits``, (B, L, V) or (B, classes)."""
 
     logits: Tensor
 

@@ -1,4 +1,4 @@
-"""What ``--model`` names: a size, a config.json, a directory or a hub name. Loads nothing."""
+"""Models that ``--model`` names: a size, a config.json, a directory, a hub name. Loads nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WEIGHT_FILES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedModel:
-    """What a name stands for, found before anything is loaded."""
+    """Model that a name stands for, found before anything is loaded."""
 
     kind: str
     """``size``, ``config`` (a file: random weights), ``directory`` or ``hub``."""
@@ -29,7 +29,7 @@ class NamedModel:
 
 
 def find_model(name: str) -> NamedModel:
-    """Return what ``name`` stands for.
+    """Return the model that ``name`` stands for.
 
     Raises:
         ConfigError: It is nothing known, or needs transformers, which is not installed.

@@ -169,7 +169,7 @@ def save_model_folder(
 
 
 class _WithState(nn.Module):
-    """What ``save_model`` takes in a model's place."""
+    """Value that ``save_model`` takes in a model's place."""
 
     def __init__(self, state: Mapping[str, Tensor]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a rank has of its machine's cores, and binding it to them."""
+"""Cores of a rank: its part of the machine's, and how the rank is bound to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torchrun has told this process of the ranks. Imports no torch."""
+"""Ranks as torchrun describes them to this process. Imports no torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Launched:
     rank: int = 0
     """Number of this rank, from 0."""
     count: int = 1
-    """Number of ranks."""
+    """Number of ranks in all."""
     local_rank: int = 0
     """Number of this rank among those of its machine."""
     local_count: int = 1
@@ -35,7 +35,7 @@ class Launched:
 
     @classmethod
     def here(cls) -> Launched:
-        """Return what the environment says; one rank where no launcher has written there."""
+        """Return the ranks of the environment; one rank where no launcher has written there."""
         found = [os.environ.get(name, "") for name in _VARIABLES]
         if not all(text.isdigit() for text in found):
             return cls()

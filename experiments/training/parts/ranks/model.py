@@ -40,7 +40,7 @@ def repeated_layers(model: nn.Module) -> Iterator[nn.Module]:
 
 
 class ForwardModel:
-    """What computes a forward pass: the model, or DDP's wrapper, which averages gradients."""
+    """Module of a forward pass: the model, or DDP's wrapper, which averages gradients."""
 
     def __init__(self, model: nn.Module, ranks: Ranks, optimizer: ZenFlowAdamW) -> None:
         """Wrap the model where ranks have it whole; they start from the first one's weights."""

@@ -1,4 +1,4 @@
-"""What a resumed run must share with the run that wrote the checkpoint."""
+"""Settings that a resumed run must share with the run that wrote the checkpoint."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def check_same_run(setup: RunSetup, checkpoint: Checkpoint) -> None:
 
 
 def changes(setup: RunSetup, checkpoint: Checkpoint) -> list[dict[str, Any]]:
-    """Return what a resumed run does otherwise, of what its weights depend on, from here on."""
+    """Return the settings that weights depend on and that a resumed run changes from here on."""
     saved, asked = checkpoint.state["settings"], setup.settings.to_dict()
     pairs = {name: (saved[name], asked[name]) for name in CHANGEABLE}
     lengths = checkpoint.state["total_steps"], setup.total_steps

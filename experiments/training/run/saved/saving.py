@@ -51,7 +51,7 @@ def save_or_warn(run: SavedRun, pace: SavePace) -> None:
 
 
 class Troubles:
-    """What a run could not write at its end."""
+    """Files that a run could not write at its end."""
 
     def __init__(self) -> None:
         """Start with nothing."""
@@ -112,7 +112,7 @@ def saving_first(run: SavedRun) -> Iterator[None]:
 
 
 def how_to_go_on(run: SavedRun) -> str:
-    """Return what a run that ends now has saved, and the command that goes on from there."""
+    """Return the line on the last save of a run that ends now, and the command to go on."""
     if run.saved_step is None and not run.setup.settings.checkpoint:
         return "Nothing of it can be resumed, as --no-checkpoint asked: start it again."
     if run.saved_step is None:
@@ -125,7 +125,7 @@ def how_to_go_on(run: SavedRun) -> str:
 
 
 def _bad_norm_advice(error: NormError, run: SavedRun) -> str:
-    """Return what a user of the command can do where a gradient norm ended the run."""
+    """Return the advice for a user whose run a gradient norm has ended."""
     told = f"the gradient norm of step {error.step} is {error.norm}, and must be finite. "
     kept = checkpoints(run.folder / CHECKPOINTS)
     if not kept:

@@ -1,4 +1,4 @@
-"""What a run's checkpoints take on the disk, said before anything is trained."""
+"""Disk space of a run's checkpoints, said before training begins."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def _why(zen_auto: ZenAuto) -> str:
 
 
 def make_adviser(setup: RunSetup) -> Adviser:
-    """Return what searches for a tuned run's settings.
+    """Return the adviser that searches for a tuned run's settings.
 
     Raises:
         ConfigError: The model can't be simulated, or the machine is unknown.

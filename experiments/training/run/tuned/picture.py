@@ -50,7 +50,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningSeries:
-    """What the picture shows, by step; steps that the loss scale skipped are not counted."""
+    """Content of the picture, by step; steps that the loss scale skipped are not counted."""
 
     knobs: Sequence[tuple[int, Knobs]]
     """Pairs (first step, knobs in force from it on), the start first."""
@@ -73,7 +73,7 @@ def read_tuning(folder: Path) -> TuningSeries:
 
 
 def tuning_series(found: DecisionFile, rows: Sequence[Mapping[str, Any]]) -> TuningSeries:
-    """Return what the picture shows.
+    """Return the content of the picture.
 
     Args:
         found: The decisions file.

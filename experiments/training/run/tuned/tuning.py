@@ -1,4 +1,4 @@
-"""What a tuned run has beside the training loop: its controller and its decisions file."""
+"""Tuning of a run beside the training loop: its controller and its decisions file."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Tuning:
             self.log.end(step=step, search_seconds=searched, run_seconds=run_seconds)
 
     def summary(self, optimizer: ZenFlowAdamW, run_seconds: float) -> dict[str, Any]:
-        """Return what summary.json says of the tuning."""
+        """Return the entries of summary.json on the tuning."""
         searched = self.controller.search_seconds
         return {
             "knobs": self.knobs(optimizer).to_dict(),

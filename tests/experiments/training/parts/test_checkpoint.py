@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from experiments.training.saved.resume import generators, random_state, set_random_state
 
 from experiments.training.parts.files import checkpoint
 from experiments.training.parts.files.checkpoint import (
@@ -21,6 +20,7 @@ from experiments.training.parts.files.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from experiments.training.run.saved.random_state import generators, random_state, set_random_state
 from zenflow.errors import CheckpointError
 
 
