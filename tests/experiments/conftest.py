@@ -29,7 +29,12 @@ def versions_once() -> Iterator[None]:
 
 @pytest.fixture
 def blank_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let runs and searches write blank pictures: drawing takes longer than a few steps."""
+    """Let runs and searches write blank pictures."""
+    leave_blank(monkeypatch)
+
+
+def leave_blank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pictures be blank: drawing takes longer than a few steps."""
 
     def blank(figure: Any, path: Path, **_: Any) -> None:
         path.write_bytes(b"\x89PNG")

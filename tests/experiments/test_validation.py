@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from click.testing import CliRunner
+from matplotlib.image import imread
 from torch.multiprocessing import ProcessRaisedException
 
 from experiments.calibration import compute, plans, runs
@@ -28,6 +29,7 @@ from experiments.calibration.ranks import CONSTANTS, RankFigures, observe_ranks,
 from experiments.calibration.runs import observation, observation_of, observe
 from experiments.calibration.short_run import short_run
 from experiments.cli import main
+from experiments.lab import check
 from experiments.lab import record as records
 from experiments.lab.page import FORMER, page
 from experiments.lab.runner import Runner
@@ -255,6 +257,21 @@ def made(folder, profile=MACHINE):
 def fresh(tmp_path_factory):
     """Return a record of today's rule."""
     return made(tmp_path_factory.mktemp("validation"))
+
+
+def test_a_record_has_a_row_of_each_cell_a_picture_and_what_follows_from_its_rows(fresh):
+    study = validation("cpu", profile=MACHINE)
+    cells = study.cells(study.scope(Scope(smoke=True)))
+    assert len({cell.slug for cell in cells}) == len(cells) == len(fresh.rows)
+    for cell, row in zip(cells, fresh.rows, strict=True):
+        plain = json.loads(json.dumps({**cell.labels, **cell.settings}))
+        assert plain.items() <= row.items(), "a row repeats what it is of"
+    assert check.rederived(STUDY, fresh) == []
+    assert {path.name for path in fresh.folder.iterdir()} == {
+        "record.json", "rows.jsonl", "README.md", "picture.png",
+    }  # fmt: skip
+    assert imread(fresh.folder / "picture.png").std() > 0.02, "nothing is drawn"
+    assert not (fresh.folder.parent / "kept").exists()
 
 
 def test_the_runs_of_a_validation_take_turns(tmp_path, monkeypatch):

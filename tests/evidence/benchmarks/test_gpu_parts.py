@@ -9,15 +9,11 @@ from torch import nn
 
 from evidence.benchmarks.gpu import device_pass, finetune, given
 from evidence.benchmarks.gpu import setup as gpu_setup
-from evidence.benchmarks.gpu import step as gpu_step
 from evidence.benchmarks.gpu.baselines import compute_seconds, fused_steps
-from evidence.benchmarks.gpu.observations import observations
 from evidence.benchmarks.gpu.pretrained import Tokens
 from evidence.benchmarks.gpu.setup import MODELS, SERIES, Bench
 from evidence.benchmarks.gpu.training import Pauses, num_steps
 from evidence.benchmarks.interpreter.played_gpu import played_gpu
-from sim.fitting.refine import predict
-from sim.hardware.unknown import generic_gpu
 from tests.models import assert_equal
 from zenflow.device.cuda import CudaDevice
 from zenflow.step.gradients.ring import GradientRing
@@ -125,6 +121,16 @@ def test_two_implementations_of_the_pass_stand_side_by_side(monkeypatch):
     assert "pack, other, 64 x 96, GB/s" in device_pass.shown_figures(rows, (64, 96))
 
 
+def test_the_pass_leaves_its_record_its_figures_and_a_table(tmp_path):
+    assert device_pass.main(["--smoke", "--out", str(tmp_path)]) == 0
+    record = json.loads((tmp_path / "record.json").read_text())
+    parts = {row["part"] for row in record["rows"]}
+    assert len(record["rows"]) == len(parts) * len(device_pass.SMALL_SHAPES)
+    assert {"hardware", "versions", "commit"} <= record.keys()
+    assert json.loads((tmp_path / "figures.json").read_text())
+    assert (tmp_path / "table.txt").is_file()
+
+
 def bench_of(**changes):
     options = SimpleNamespace(smoke=True)
     cell = gpu_setup.Cell(**{"model": "tiny-grouped", "batch": 2, "sequence": 16, **changes})
@@ -198,21 +204,6 @@ def test_a_run_s_time_follows_from_its_own_steps():
     options = SimpleNamespace(steps=24, warm_steps=10)
     assert num_steps(4, options) == 10 + 24 + 4 + 8
     assert num_steps(16, options) == 32 + 16 + 16 + 8
-
-
-def test_runs_are_what_the_calibration_takes(tmp_path):
-    runs = ["torch_fused", "zenflow"]
-    assert gpu_step.main(["--smoke", "--out", str(tmp_path), "--runs", *runs]) == 0
-    (cell,) = json.loads((tmp_path / "record.json").read_text())["cells"]
-    (run,) = cell["runs"]
-    assert run["wall_seconds"] > 0
-    assert run["garbage_collection"]["count"] >= 0
-    assert len(run["step_ends"]) == len(run["losses"])
-    (found,) = observations(tmp_path / "record.json")
-    assert found.step_seconds == run["step_seconds"]["median"]
-    assert found.busy_seconds["d2h"] > 0
-    assert set(found.passes) == {"forward", "backward"}
-    assert predict(generic_gpu(), found).step_seconds > 0
 
 
 def test_fine_tuning_goes_on_bit_for_bit_where_another_process_saved(tmp_path):

@@ -7,8 +7,11 @@ import pytest
 from evidence.benchmarks.gpu import setup as gpu_setup
 from evidence.benchmarks.gpu import step as gpu_step
 from evidence.benchmarks.gpu.keep import keep, main
+from evidence.benchmarks.gpu.observations import observations
 from evidence.pages.gpu import former_excesses, read_suite
 from experiments.output.files import write_json
+from sim.fitting.refine import predict
+from sim.hardware.unknown import generic_gpu
 from zenflow.errors import ConfigError
 from zenflow.trace.timeline import Timeline
 
@@ -17,7 +20,6 @@ RUNS = [
     "on_device",
     "zero_offload",
     "zenflow",
-    "zenflow, S 2",
     "zenflow, S 16",
     "zenflow, keep",
     "on_device again",
@@ -69,6 +71,20 @@ def test_the_benchmark_runs_whole_on_a_tiny_model(suite):
     shown = (series / "table.txt").read_text()
     assert "tokens/s" in shown
     assert "share of on_device's speed" in shown
+
+
+def test_runs_are_what_the_calibration_takes(suite):
+    path = suite / "presets-1b" / "record.json"
+    (cell,) = json.loads(path.read_text())["cells"]
+    pairs = zip(cell["runs"], observations(path), strict=True)
+    ((run, seen),) = (pair for pair in pairs if pair[0]["name"] == "zenflow")
+    assert run["wall_seconds"] > 0
+    assert run["garbage_collection"]["count"] >= 0
+    assert len(run["step_ends"]) == len(run["losses"])
+    assert seen.step_seconds == run["step_seconds"]["median"]
+    assert seen.busy_seconds["d2h"] > 0
+    assert set(seen.passes) == {"forward", "backward"}
+    assert predict(generic_gpu(), seen).step_seconds > 0
 
 
 def test_a_suites_records_are_kept_and_told(suite, tmp_path):

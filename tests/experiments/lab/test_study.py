@@ -25,8 +25,8 @@ from experiments.output.provenance import provenance
 from zenflow.errors import ConfigError
 
 KEYS = catalogue.names()
-ALONE = ("paper/",)
-"""Studies of one cell have tests of their own that make them in seconds."""
+ALONE = ("paper/", "validation")
+"""Studies with tests of their own that make them: those of one cell, and the one with ranks."""
 
 
 class Counting:

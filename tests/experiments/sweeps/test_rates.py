@@ -60,7 +60,7 @@ def by_itself(sweep, index):
 
 
 @given(sweeps())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_points_of_a_grid_are_as_by_themselves(sweep):
     for index, row in all_rows(sweep).items():
         if row["status"] == "invalid":
@@ -83,7 +83,7 @@ def test_points_of_a_grid_are_as_by_themselves(sweep):
 
 
 @given(sweeps())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=16, deadline=None)
 def test_rates_as_arrays_are_each_machines_own(sweep):
     for group in groups_of(sweep, np.arange(sweep.num_points)):
         try:

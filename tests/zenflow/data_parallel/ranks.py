@@ -1,15 +1,7 @@
-"""One of several ranks under DistributedDataParallel, run by tests as a process.
-
-    python -m tests.zenflow.data_parallel.ranks TASKS RANK RANKS FOLDER
-
-The variable RANKS_DEVICE says where: on "cpu" or on "cuda".
-
-It leaves what it found, by task, in FOLDER/found-RANK.pt.
-"""
+"""Tasks of one of several ranks under DistributedDataParallel, each a process of tests."""
 
 import os
 import signal
-import sys
 import time
 from contextlib import contextmanager
 from functools import partial
@@ -32,7 +24,7 @@ from tests.zenflow.data_parallel.runs import (
     work_of_host,
 )
 from tests.zenflow.host_work import host_work
-from tests.zenflow.sharded.ranks import carry_out, guided, told
+from tests.zenflow.sharded.ranks import guided, told
 from tests.zenflow.sharded.runs import (
     LAST,
     NUM_STEPS,
@@ -448,6 +440,3 @@ TASKS = {
     "fail": failing,
     "kill": killed,
 }
-
-if __name__ == "__main__":
-    carry_out(TASKS, sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

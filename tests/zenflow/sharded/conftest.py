@@ -1,12 +1,21 @@
 """Ranks as processes, started once for all tests that look at what they found."""
 
-import os
-import subprocess
-import sys
-import time
+import importlib
+import multiprocessing
 
 import pytest
 import torch
+
+from tests.forks import FORKS, exit_codes, send_output
+
+
+def be_rank(module, *where):
+    """Carry out tasks in a process of a rank, whose errors go to a file."""
+    *_, folder, rank = where
+    send_output(errors=folder / f"error-{rank}")
+    from tests.zenflow.sharded.ranks import carry_out
+
+    carry_out(importlib.import_module(f"{module}.ranks").TASKS, *where)
 
 
 class Ranks:
@@ -15,26 +24,22 @@ class Ranks:
     def __init__(self, num_ranks, tasks, folder, device="cpu", module=__package__):
         self.folder = folder
         (folder / "meeting").unlink(missing_ok=True)
-        self.processes = []
-        for rank in range(num_ranks):
-            where = (",".join(tasks), str(rank), str(num_ranks), folder)
-            with (folder / f"error-{rank}").open("w") as errors:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", f"{module}.ranks", *where],
-                    stdout=subprocess.DEVNULL,
-                    stderr=errors,
-                    env={**os.environ, "OMP_NUM_THREADS": "1", "RANKS_DEVICE": device},
-                )
-            self.processes.append(process)
+        # CUDA doesn't work in the fork of a process that has looked for it.
+        context = FORKS if device == "cpu" else multiprocessing.get_context("spawn")
+        self.processes = [
+            context.Process(
+                target=be_rank,
+                args=(module, tasks, device, num_ranks, folder, rank),
+                daemon=True,
+            )
+            for rank in range(num_ranks)
+        ]
+        for process in self.processes:
+            process.start()
 
     def wait(self, seconds=280):
         """Return the processes' exit codes; none outlives this."""
-        end = time.monotonic() + seconds
-        try:
-            return [p.wait(timeout=max(0.1, end - time.monotonic())) for p in self.processes]
-        finally:
-            for process in self.processes:
-                process.kill()
+        return exit_codes(self.processes, seconds)
 
     def error(self, rank):
         return (self.folder / f"error-{rank}").read_text()

@@ -1,15 +1,7 @@
-"""One of several ranks under FSDP2, run by tests as a process.
-
-    python -m tests.zenflow.sharded.ranks TASKS RANK RANKS FOLDER
-
-The variable RANKS_DEVICE says where: on "cpu" or on "cuda".
-
-It leaves what it found, by task, in FOLDER/found-RANK.pt.
-"""
+"""Tasks of one of several ranks under FSDP2, each of which is a process that tests start."""
 
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -363,9 +355,11 @@ TASKS = {
 }
 
 
-def carry_out(by_name, tasks, rank, num_ranks, folder):
-    """Carry out some tasks together with other ranks."""
-    device = os.environ.get("RANKS_DEVICE", "cpu")
+def carry_out(by_name, tasks, device, num_ranks, folder, rank):
+    """Carry out some tasks on a device together with other ranks; leave what was found in a file.
+
+    FOLDER/found-RANK.pt has it, by task.
+    """
     if device == "cuda":
         torch.cuda.set_device(rank)
     distributed.init_process_group(
@@ -375,10 +369,6 @@ def carry_out(by_name, tasks, rank, num_ranks, folder):
         world_size=num_ranks,
     )
     mesh = init_device_mesh(device, (num_ranks,))
-    found = {task: by_name[task](rank, mesh, Path(folder)) for task in tasks.split(",")}
-    torch.save(found, f"{folder}/found-{rank}.pt")
+    found = {task: by_name[task](rank, mesh, folder) for task in tasks}
+    torch.save(found, folder / f"found-{rank}.pt")
     distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    carry_out(TASKS, sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

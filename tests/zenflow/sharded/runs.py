@@ -18,8 +18,8 @@ from zenflow import LoggedDecisions, ZenFlowAdamW, ZenFlowConfig
 
 RANKS_OF_BATCH = 4
 """Parts of a step's batch, which ranks share out."""
-NUM_STEPS = 24
-"""Steps of a run, more than the 20 after which windows and selections meet again."""
+NUM_STEPS = 14
+"""Steps of a run, more than the 12 after which windows and selections meet again."""
 
 
 class Uneven(nn.Module):
@@ -77,7 +77,7 @@ def loss_of(model, step, parts):
     return functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
 
 
-CONFIG = {"topk_ratio": 0.3, "update_interval": 4, "select_interval": 5, "block_elements": 40}
+CONFIG = {"topk_ratio": 0.3, "update_interval": 4, "select_interval": 6, "block_elements": 40}
 
 SCENARIOS = {
     f"k = {k:g}, S = {s}, {mode}": {
@@ -181,8 +181,7 @@ DROPPING = {
         "config": {"update_rule": rule, "topk_ratio": 0.25, "block_elements": 5_000},
         "optimizer": {"offload_gradients": mode, "max_grad_norm": 0.5, "eps": 1e-3},
     }
-    for mode in ("release", "keep")
-    for rule in ("exact", "published")
+    for mode, rule in (("release", "exact"), ("release", "published"), ("keep", "exact"))
 } | {"release, clipped": {"clip": 0.4, "optimizer": {"offload_gradients": "release", "eps": 1e-3}}}
 """Scenarios in which batches are dropped."""
 
@@ -226,7 +225,7 @@ def whole(param):
 
 SAVED = ("k = 0.3, S = 4, release", "published", "k = 1, S = 4, keep")
 """Scenarios that are saved and resumed."""
-SAVED_AT, LAST = 6, 12
+SAVED_AT, LAST = 5, 11
 """Number of steps before a checkpoint, in the middle of windows, and in all."""
 
 

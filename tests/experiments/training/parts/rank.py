@@ -1,10 +1,4 @@
-"""One of several ranks that run ``zenflow train``, started by tests as a process.
-
-    python -m tests.experiments.training.parts.rank FOLDER
-
-FOLDER/commands.json has the commands, which all ranks carry out one after another. What came of
-them is left in FOLDER/ended-RANK.json.
-"""
+"""One of several ranks that run ``zenflow train``, each of which is a process that tests start."""
 
 import faulthandler
 import json
@@ -13,20 +7,19 @@ import signal
 import sys
 import traceback
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 from torch import distributed
 
 from autotune.online.logged_controller import LoggedController
-from experiments.output import plots
 from experiments.training.parts.ranks.launched import Launched
 from experiments.training.run.loop import Training
-from experiments.training.run.tuned import picture
 from experiments.training.run.tuned import tuning as tuned
+from tests.experiments.conftest import leave_blank
 from tests.experiments.runs import train
 from tests.experiments.training.parts.test_checkpoint import file_size_limit
 from tests.experiments.tuned import ByTheClock
+from tests.forks import send_output
 
 
 def strike(patch, number, rank, step):
@@ -65,9 +58,7 @@ def tuned_by_the_clock(setup, log):
 def carry_out(command):
     """Run one command and return its exit code and what it said."""
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in ((plots, "draw_timeline"), (picture, "draw_tuning")):
-            patch.setattr(module, name, lambda *_: None)
-        patch.setattr(plots, "save_figure", lambda figure, path: path.write_bytes(b"\x89PNG"))
+        leave_blank(patch)
         if command.get("clock"):
             patch.setattr(tuned, "make_controller", tuned_by_the_clock)
         if "full" in command:
@@ -81,10 +72,15 @@ def carry_out(command):
     return [result.exit_code, result.output]
 
 
-def main(folder):
-    faulthandler.dump_traceback_later(150, exit=True)  # where a rank hangs
-    commands = json.loads((folder / "commands.json").read_text())
+def be_rank(folder, commands, environment):
+    """Carry out commands, one after another, together with the other ranks.
+
+    What came of them is left in FOLDER/ended-RANK.json, and errors in FOLDER/error-RANK.
+    """
+    os.environ.update(environment)
     place = Launched.here()
+    send_output(errors=folder / f"error-{place.rank}")
+    faulthandler.dump_traceback_later(150, exit=True)  # where a rank hangs
     ended = []
     distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
     for command in commands:
@@ -93,7 +89,3 @@ def main(folder):
         if ended[-1][0] == 1:
             sys.exit(1)  # the other ranks may not have failed: their connections do now
     distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -1,12 +1,8 @@
 """`zenflow train` on several ranks trains, stops, resumes and tunes as one process does."""
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 from safetensors.torch import load_file
@@ -19,7 +15,10 @@ from experiments.training.parts.files.checkpoint import (
     latest_checkpoint,
     load_checkpoint,
 )
+from tests.experiments.conftest import leave_blank
 from tests.experiments.runs import FAST, ended, steps, summary, trained, write_text
+from tests.experiments.training.parts.rank import be_rank
+from tests.forks import FORKS, exit_codes
 from zenflow import Timeline
 from zenflow.errors import CheckpointError
 
@@ -47,40 +46,25 @@ class Ranks:
 
     def __init__(self, folder, commands, num_ranks=2):
         folder.mkdir(exist_ok=True)
-        (folder / "commands.json").write_text(json.dumps(commands, default=str))
         self.folder = folder
         self.store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         shared = {
             "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks, "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": self.store.port, "TORCHELASTIC_USE_AGENT_STORE": True,
-            "OMP_NUM_THREADS": 1,
         }  # fmt: skip
         self.processes = []
         for rank in range(num_ranks):
             own = {**shared, "RANK": rank, "LOCAL_RANK": rank}
-            with (folder / f"error-{rank}").open("w") as errors:
-                self.processes.append(
-                    subprocess.Popen(
-                        [sys.executable, "-m", "tests.experiments.training.parts.rank", folder],
-                        stdout=subprocess.DEVNULL,
-                        stderr=errors,
-                        env={**os.environ, **{name: str(value) for name, value in own.items()}},
-                    )
-                )
-
-    def _codes(self, seconds=240):
-        """Return the processes' exit codes; none outlives this."""
-        end = time.monotonic() + seconds
-        try:
-            return [p.wait(timeout=max(0.1, end - time.monotonic())) for p in self.processes]
-        finally:
-            for process in self.processes:
-                process.kill()
-                process.wait()
+            environment = {name: str(value) for name, value in own.items()}
+            process = FORKS.Process(
+                target=be_rank, args=(folder, commands, environment), daemon=True
+            )
+            process.start()
+            self.processes.append(process)
 
     def ended(self):
         """Return the exit code and the output of each command that ended, by rank."""
-        codes = self._codes()
+        codes = exit_codes(self.processes, 240)
         errors = [self.folder / f"error-{rank}" for rank in range(len(codes))]
         assert codes == [1, -signal.SIGKILL], [path.read_text() for path in errors]
         ended = [self.folder / f"ended-{rank}.json" for rank in range(len(codes))]
@@ -93,6 +77,13 @@ FLAGS = (*TUNED[:-1], "--select-interval", 4)
 STOPPED = ("stopped", "stopped too")
 COMPARED = (*FAST, "--compare", "--batch-size", 4, "--steps", 4, "--start-steps", 3)
 PARALLELS = ("fsdp", "ddp")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_pictures():
+    with pytest.MonkeyPatch.context() as patch:
+        leave_blank(patch)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -45,10 +45,18 @@ SETTINGS = [
     ("zenflow_paper", {}),
     ("zenflow_paper", {"overlap_step": False}),
 ]
+HALF = [("on_device", {}), ("zenflow", {"topk_ratio": 0.1}), ("zenflow_paper", {})]
+"""Those with a state of their own each: their weights are also tried in half precision."""
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("strategy", "knobs"), SETTINGS, ids=str)
+@pytest.mark.parametrize(
+    ("strategy", "knobs", "dtype"),
+    [
+        *((*setting, "float32") for setting in SETTINGS),
+        *((*setting, "bfloat16") for setting in HALF),
+    ],
+    ids=str,
+)
 def test_the_size_that_is_said_is_that_of_the_checkpoint(
     tmp_path, blank_pictures, strategy, knobs, dtype
 ):
