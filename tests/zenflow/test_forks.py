@@ -57,15 +57,22 @@ def differentiate():
     torch.ones(1, requires_grad=True).sum().backward()
 
 
+@pytest.fixture
+def backward_in_child():
+    """Skip a test where torch refuses backward in each child.
+
+    That is so once an earlier test of this process has started autograd's threads.
+    """
+    if in_child(differentiate) != 0:
+        pytest.skip("torch refuses backward in a child: autograd's threads run in this process")
+
+
 @pytest.fixture(params=sorted(MODES))
 def forked(request):
     """A model and an optimizer with three host threads, in the middle of a window.
 
-    What the test does between must not change what comes after. Where an earlier test of this
-    process has started autograd's threads, torch refuses backward in each child.
+    What the test does between must not change what comes after.
     """
-    if in_child(differentiate) != 0:
-        pytest.skip("torch refuses backward in a child: autograd's threads run in this process")
     undisturbed, other = make(request.param, host_threads=3)
     with closing(other):
         take_steps(undisturbed, other, range(7))
@@ -118,6 +125,7 @@ def calls(model, optimizer):
         yield model.loss(3).backward
 
 
+@pytest.mark.usefixtures("backward_in_child")
 def test_every_call_in_a_child_says_whose_the_optimizer_is(forked):
     asked = list(calls(*forked))
 
@@ -130,6 +138,7 @@ def test_every_call_in_a_child_says_whose_the_optimizer_is(forked):
     assert in_child(ask) == 0
 
 
+@pytest.mark.usefixtures("backward_in_child")
 def test_a_child_trains_with_an_optimizer_of_its_own(forked):
     model, optimizer = forked
 
