@@ -94,7 +94,7 @@ setup(
         ),
         Extension(
             "sim.replay._replay",
-            sources=["sim/replay/_replay.c"],
+            sources=[f"sim/replay/_{name}.c" for name in ("replay", "runs", "settle")],
             depends=["sim/replay/_replay.h"],
             extra_compile_args=["/O2", "/std:c11"] if sys.platform == "win32" else _FLAGS,
             extra_link_args=[] if sys.platform == "win32" else ["-lm"],

@@ -77,7 +77,7 @@ SETTLING_WINDOWS = 3
 _MEASURED_WINDOWS = 2
 _FEWEST_STEPS = 4
 """Least number of measured steps, however short the windows are."""
-_STEADY = 1e-3
+STEADY = 1e-3
 """Relative difference of two windows that counts as none."""
 LONGEST_SETTLING = 40
 """Number of windows after which a run is measured, steady or not."""
@@ -345,6 +345,14 @@ def measured_steps(period: int, num_steps: int | None = None) -> int:
     return -(-wanted // period) * period
 
 
+def steps_to_next_selection(settling: int, warm_up: int) -> int:
+    """Return the steps from a selection behind the settling ones to one that follows.
+
+    Both follow one right behind warm-up, as often as each other.
+    """
+    return settling + 1 - max(1, warm_up)
+
+
 def is_steady(lengths: Sequence[float], period: int, busy: Mapping[str, float]) -> bool:
     """Whether first and last window are as long, and no lane has more work than time.
 
@@ -352,7 +360,7 @@ def is_steady(lengths: Sequence[float], period: int, busy: Mapping[str, float]) 
     """
     first, last = sum(lengths[:period]), sum(lengths[-period:])
     mean = sum(lengths) / len(lengths)
-    return abs(last - first) <= _STEADY * last and max(busy.values()) <= mean * (1 + _STEADY)
+    return abs(last - first) <= STEADY * last and max(busy.values()) <= mean * (1 + STEADY)
 
 
 def selecting_every(strategy: Strategy, select_interval: int) -> Strategy:
@@ -374,10 +382,10 @@ def _selection_seconds(
     every = 0 if strategy.config is None else selects_every(strategy.config)
     if not every:
         return 0.0
-    steps = min(len(ends), 2 * settling)  # before another one falls due
+    once_more = steps_to_next_selection(settling, strategy.warm_up)
+    steps = min(len(ends), settling + once_more)  # before another one falls due
     machine = Machine(costs.hardware, pinned=pinned, keeps_spans=False)
-    # Selected at the first step after warm-up, and again `settling` steps after the first of all.
-    once_more = settling + 1 - max(1, strategy.warm_up)
+    # Selected at the first step after warm-up, and again right behind the settling ones.
     again = selecting_every(strategy, once_more).schedule(machine, costs)
     machine.run(again.run(steps))
     return max(0.0, again.step_ends[-1] - ends[steps - 1]) / every

@@ -67,7 +67,7 @@ def simulated_once() -> Iterator[None]:
     from autotune.model import twin
     from sim.planning import options
 
-    real, known = options.simulate, {}
+    real, known = options.steady, {}
 
     def remembered(*inputs: Any, **settings: Any) -> Any:
         key = pickle.dumps((inputs, settings))
@@ -77,5 +77,5 @@ def simulated_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         for module in (options, twin):
-            patch.setattr(module, "simulate", remembered)
+            patch.setattr(module, "steady", remembered)
         yield

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from sim.hardware.profile import HardwareProfile
 from sim.models.workload import Workload
-from sim.simulate import Prediction, Strategy, simulate
+from sim.simulate import Prediction, Strategy
+from sim.steady import steady
 from sim.timing.costs import StepCosts, costs_of
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
@@ -128,10 +129,9 @@ class Twin:
 
     def _simulate(self, knobs: Knobs, constants: Constants) -> Prediction:
         config = knobs.applied_to(self.config)
-        return simulate(
+        return steady(
             self._corrected(constants),
             Strategy(name="zenflow", config=config, releases=self.releases),
-            keeps_spans=False,
             num_steps=knobs.update_interval,
             settling_windows=_SETTLING,
             longest_settling=_LONGEST_SETTLING,

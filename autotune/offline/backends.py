@@ -17,7 +17,8 @@ from autotune.efficiency import EnergyCurve
 from autotune.offline.objective import TrialMetrics
 from sim.hardware.profile import HardwareProfile
 from sim.models.workload import Workload
-from sim.simulate import Strategy, simulate
+from sim.simulate import Strategy
+from sim.steady import steady
 from sim.timing.costs import costs_of
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
@@ -52,7 +53,7 @@ class AbstractBackend(ABC):
 
 
 class SimulatedBackend(AbstractBackend):
-    """Predictions for a workload on a machine: `sim.simulate` and `sim.memory.need`.
+    """Predictions for a workload on a machine: `sim.steady` and `sim.memory.need`.
 
     Examples:
         >>> from sim.hardware.catalog import find_machine
@@ -123,7 +124,7 @@ class SimulatedBackend(AbstractBackend):
         strategy = Strategy(
             name="zenflow", config=knobs.applied_to(self._base), releases=self._releases
         )
-        done = simulate(self._costs, strategy, keeps_spans=False)
+        done = steady(self._costs, strategy)
         return TrialMetrics(
             step_seconds=done.step_seconds,
             stall_seconds=done.stall_seconds,

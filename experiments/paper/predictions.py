@@ -21,7 +21,8 @@ from sim.machine import Machine, least_seconds
 from sim.models.table import find_model
 from sim.models.workload import Workload
 from sim.schedules.systems.deepspeed_zero_offload import RELEASED, host_seconds
-from sim.simulate import Strategy, simulate
+from sim.simulate import Strategy
+from sim.steady import steady
 from sim.timing.costs import StepCosts, costs_of
 from sim.timing.phases import costs_of_phases
 
@@ -99,7 +100,7 @@ def regime_of(setup: AnySetup) -> str:
     if unbound.compute_seconds < _LAUNCH_BOUND * costs.compute_seconds:
         return "launch-bound"
     strategy = Strategy.of(setup.strategy, **setup.options)
-    offloads = simulate(costs, strategy, keeps_spans=False).d2h_bytes > 0
+    offloads = steady(costs, strategy).d2h_bytes > 0
     if setup.devices * setup.hosts == 1:
         return "offload, one GPU" if offloads else "device alone"
     return "offload, several GPUs" if offloads else "devices, no offload"

@@ -14,24 +14,20 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-OK, NO_ROOM, INVALID, NO_FORMULA, FAILED = (
-    "ok", "does not fit", "invalid", "no formula", "failed",
-)  # fmt: skip
-"""A point's status: predicted; too little memory; values that don't go together; `closed-form`
-was asked for and does not hold; its worker died."""
-FORMULA, EVENTS = "closed form", "simulated"
+OK, NO_ROOM, INVALID, FAILED = "ok", "does not fit", "invalid", "failed"
+"""A point's status: predicted; too little memory; values that don't go together; its worker
+died."""
 
 RESULTS: Mapping[str, str] = {
-    "status": "ok, does not fit, invalid, no formula or failed; only ok rows have times",
+    "status": "ok, does not fit, invalid or failed; only ok rows have times",
     "reason": "why there is no prediction",
-    "method": "closed form or simulated",
     "step_seconds": "mean steady-state step",
     "stall_seconds": "of it the device waits",
     "stall_share": "stall_seconds / step_seconds",
     "selection_seconds": "part of both: selections of columns, spread over all steps",
     "tokens_per_second": "over all devices",
-    "d2h_bytes": "to the host in a step, one device; empty with a closed form",
-    "h2d_bytes": "to the device in a step, one device; empty with a closed form",
+    "d2h_bytes": "to the host in a step, one device",
+    "h2d_bytes": "to the device in a step, one device",
     "device_bytes": "memory of one device at its fullest",
     "host_bytes": "memory of one host for its devices",
     "staleness_steps": "largest age of a gradient when it lands; empty for other systems",
@@ -43,12 +39,12 @@ RESULTS: Mapping[str, str] = {
     "link_name": "of the machine",
 }
 """Columns of a table behind its axes; seconds and bytes."""
-TEXTS = ("status", "reason", "method", "device_name", "host_name", "link_name")
+TEXTS = ("status", "reason", "device_name", "host_name", "link_name")
 """Columns of results that are no numbers."""
 _COUNTS = ("staleness_steps", "num_params", "num_devices", "num_hosts")
 
 _DIGITS = 12
-"""Significant ones: a formula's last digit depends on how many points are solved together."""
+"""Significant ones: a time's last digits depend on who simulates it."""
 _POWERS = np.array([float(f"1e{exponent}") for exponent in range(300)])
 
 

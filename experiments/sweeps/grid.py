@@ -22,11 +22,7 @@ if TYPE_CHECKING:
     from sim.models.workload import Workload
     from sim.simulate import Strategy
 
-METHODS = ("auto", "simulate", "closed-form")
 MOST_POINTS = 1_000_000
-TOLERANCE = 0.002
-"""Relative error of a step that is accepted of a closed form, unless another is given."""
-
 _TRIED = 500
 """Points among which one must make sense before a sweep begins."""
 
@@ -64,15 +60,9 @@ class Sweep:
     """Machine, workload and strategy, where no axis says otherwise."""
     knobs: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the update rule that no axis varies."""
-    method: str = "auto"
-    tolerance: float = TOLERANCE
 
     def __post_init__(self) -> None:
-        """Check names and size."""
-        if self.method not in METHODS:
-            raise ConfigError(f"method must be one of {', '.join(METHODS)}, got {self.method!r}")
-        if not 0 <= self.tolerance < 1:
-            raise ConfigError(f"tolerance is a share of a step in [0, 1), got {self.tolerance}")
+        """Check the size."""
         if self.num_points > MOST_POINTS:
             counts = " x ".join(f"{len(axis.values)} {axis.name}" for axis in self.axes)
             raise ConfigError(
@@ -188,8 +178,6 @@ class Sweep:
                     "knobs": {**self.knobs, **self.request.options},
                     "gradients": strategy["gradients"],
                     **{k: v for k, v in sharing.items() if v != DEFAULT_STRATEGY[k]},
-                    "method": self.method,
-                    "tolerance": self.tolerance,
                 },
                 default=str,
             )

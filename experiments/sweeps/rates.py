@@ -17,7 +17,9 @@ from experiments.sweeps.axes.kinds import Axis
 from experiments.sweeps.grid import Case, Sweep, with_parts
 from sim.hardware.quantity import RANGES
 from sim.machine import Rates
-from sim.timing.costs import costs_of
+from sim.replay.arrays import RATES, rates_of
+from sim.replay.tape import times_of
+from sim.timing.costs import StepCosts, costs_of
 from zenflow.errors import ConfigError
 
 Array = NDArray[np.float64]
@@ -36,7 +38,6 @@ _QUANTITIES: Mapping[str, tuple[str, ...]] = {
 """Figures of `Rates.of` that an axis sets, by its target; a later one overrides an earlier one."""
 COMPUTE = "tflops"
 """Axis of how fast the device computes."""
-_RATES = ("d2h", "h2d", "duplex", "dram", "host", "steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,26 +97,31 @@ def groups_of(sweep: Sweep, points: NDArray[np.int64]) -> Iterator[Group]:
 
 
 def machines_of(
-    sweep: Sweep, case: Case, group: Group
-) -> tuple[dict[str, Array], NDArray[np.bool_]]:
-    """Return the machines of a group as axes of a closed form, and which of them make sense.
+    sweep: Sweep, case: Case, costs: StepCosts, group: Group
+) -> tuple[Array, Array, NDArray[np.bool_]]:
+    """Return the rates and times of a group's machines, and which of them make sense.
 
     Args:
         sweep: What is predicted.
-        case: Of one of the points.
+        case: One of the points.
+        costs: Costs of that point.
         group: The points, N.
+
+    Returns:
+        `RATES` of each point, (N, 12); `times_of` each, (N, P), or of all, (1, P); and a mask,
+        (N,). A machine that makes no sense has other values, which are positive.
     """
     count = len(group.points)
     known = np.ones(count, dtype=bool)
     quantities: dict[str, Array] = {}
-    computed: dict[str, Array] = {}
+    times = np.array([times_of(costs)])
     for axis in rate_axes(sweep):
         place, kind = group.places[axis.name], axis.kind
         used, where = np.unique(place, return_inverse=True)
         values = np.array([float(axis.values[at]) * kind.scale for at in used])
         if kind.target == COMPUTE:
-            computed, makes_sense = _computed(case, values)
-            computed = {name: array[where] for name, array in computed.items()}
+            times, makes_sense = _each(lambda peak: _computed(case, peak), values)
+            times = times[where]
         elif kind.target in ("cores", "host_threads"):
             threads, makes_sense = _each(lambda value: _threads(case, kind.target, value), values)  # noqa: B023
             quantities["threads"] = threads[where]
@@ -125,22 +131,18 @@ def machines_of(
             values = np.where(makes_sense, values, 1.0)
             quantities |= dict.fromkeys(_QUANTITIES[kind.target], values[where])
         known &= makes_sense[where]
-    rates = Rates.of(case.hardware, quantities=quantities)
-    axes = {name: np.broadcast_to(getattr(rates, name), (count,)) for name in _RATES}
-    return {**axes, **computed}, known
+    rates = np.tile(rates_of(costs), (count, 1))
+    found = Rates.of(case.hardware, quantities=quantities)
+    for column, name in enumerate(RATES):
+        if hasattr(found, name):
+            rates[:, column] = getattr(found, name)
+    return rates, times, known
 
 
-def _computed(case: Case, peaks: Array) -> tuple[dict[str, Array], NDArray[np.bool_]]:
-    """Return forward of a micro-batch, and backward of each segment, by the device's peak."""
-
-    def segments(peak: float) -> Array:
-        hardware = with_parts(case.hardware, {COMPUTE: peak}, {}, case.workload.dtype)
-        costs = costs_of(case.workload, hardware)
-        backward = [segment.backward for segment in reversed(costs.segments)]
-        return np.array([costs.forward_seconds, *backward])
-
-    found, makes_sense = _each(segments, peaks)
-    return {"forward": found[:, 0], "backward": found[:, 1:]}, makes_sense
+def _computed(case: Case, peak: float) -> Array:
+    """Return the times of a machine whose device has this peak."""
+    hardware = with_parts(case.hardware, {COMPUTE: peak}, {}, case.workload.dtype)
+    return np.array(times_of(costs_of(case.workload, hardware)))
 
 
 def _threads(case: Case, target: str, value: float) -> Array:

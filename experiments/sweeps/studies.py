@@ -84,7 +84,7 @@ def _what_if(
         about=lambda data: _about(asked(data["smoke"])),
         settings=lambda scope: asked(scope.smoke).to_dict(),
         exact=True,
-        revision=3,
+        revision=4,
     )
 
 

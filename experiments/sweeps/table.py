@@ -110,7 +110,6 @@ def record_of(sweep: Sweep, found: Batch, sessions: Sequence[Mapping[str, Any]])
         "num_points": sweep.num_points,
         "finished": len(found),
         "status": counted(found, "status"),
-        "methods": counted(found, "method"),
         "columns": {**{axis.name: _meaning(axis, sweep) for axis in sweep.axes}, **RESULTS},
         "assumed": notes_of(sweep),
         "sessions": list(sessions),

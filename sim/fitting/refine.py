@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from sim.hardware.profile import HardwareProfile
 from sim.hardware.quantity import RANGES, bounded
 from sim.models.workload import Workload
-from sim.simulate import Prediction, Strategy, simulate
+from sim.simulate import Prediction, Strategy
+from sim.steady import steady
 from sim.timing.costs import costs_of
 
 Array = NDArray[np.float64]
@@ -108,7 +109,7 @@ def on_link(profile: HardwareProfile, link: tuple[float, float] | None) -> Hardw
 def predict(profile: HardwareProfile, observation: Observation) -> Prediction:
     """Return the prediction of an observed run by a profile."""
     costs = costs_of(observation.workload, on_link(profile, observation.link))
-    return simulate(costs, observation.strategy, keeps_spans=False)
+    return steady(costs, observation.strategy)
 
 
 def refine(

@@ -12,7 +12,8 @@ from sim.memory.need import MemoryNeed, Shortfall, memory_of
 from sim.memory.saved import checkpoint_bytes
 from sim.models.workload import Workload
 from sim.planning.rules import rule_of
-from sim.simulate import Prediction, Strategy, simulate
+from sim.simulate import Prediction, Strategy
+from sim.steady import steady
 from sim.timing.costs import StepCosts, costs_of
 
 _MEASURED = 2
@@ -210,11 +211,8 @@ class Planner:
         if key not in self._known:
             # One window is enough where steps repeat; with a lag in between they take longer to.
             repeats = strategy.config is None or strategy.config.effective_lag() <= 1
-            self._known[key] = simulate(
-                self.costs(workload),
-                strategy,
-                keeps_spans=False,
-                num_steps=_MEASURED if repeats else None,
+            self._known[key] = steady(
+                self.costs(workload), strategy, num_steps=_MEASURED if repeats else None
             )
         return self._known[key]
 

@@ -250,8 +250,8 @@ class _Beside:
 def _interval(choice: Choice, draws: int) -> Interval | None:
     """Return an interval of the shown option's tokens per second; None if there is none.
 
-    The simulated step is scaled as its estimate moves from draw to draw: simulating each draw
-    takes a hundred times as long.
+    The simulated step is scaled as its estimate moves from draw to draw: on several devices
+    simulating each draw takes a hundred times as long.
     """
     option, search = choice.shown, choice.search
     if option is None or search is None or not draws:

@@ -1,5 +1,4 @@
-/* Replay: the event simulation of sim.lanes and sim.fluid for a recorded schedule, on many
- * machines.
+/* Replay: the event simulation of sim.lanes and sim.fluid for a recorded schedule.
  *
  * It takes the same decisions in the same order as SimPy's queue does: events by time, then
  * urgency, then the order in which they were scheduled; callbacks of an event in the order in which
@@ -10,120 +9,64 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
-enum { DEVICE, D2H, H2D, HOST, LANES };
-enum { DOWN, UP, BOTH, DRAM, RESOURCES };
-enum { ALARM, WAKE, DONE, SLEPT };           /* what happens */
-enum { ADVANCE_LANE, ARRIVE, RESUME };       /* what an event sets off */
-enum { WAIT, SLEEP };                        /* what the schedule does beside submitting jobs */
+enum { ADVANCE_LANE, ARRIVE, RESUME }; /* what the end of a job sets off */
 
 static const double ended_share = 1e-9; /* as in sim.fluid */
 
-typedef struct {
-    double time;
-    int64_t order;
-    int32_t type, argument;
-} Event;
+static Job *job_of(const Run *run, int32_t number) {
+    return &run->jobs[number & (run->capacity - 1)];
+}
 
-typedef struct {
-    int32_t type, argument, next;
-} Callback;
-
-typedef struct {
-    double rate, remaining, num_bytes, most;
-    int32_t lane;
-} Flow;
-
-typedef struct {
-    const Tape *tape;
-    const double *rates, *seconds, *sleeps;
-    double now;
-    /* events */
-    Event *queue;
-    int64_t queued, queue_room, scheduled;
-    Callback *callbacks;
-    int64_t num_callbacks, callback_room;
-    int failed;
-    /* jobs */
-    int32_t *first, *last, *next, *left;
-    double *remaining, *end;
-    char *processed, *begun;
-    int32_t num_submitted;
-    /* lanes */
-    int32_t head[LANES], tail[LANES], running[LANES];
-    double started[LANES], busy[LANES];
-    int32_t *ready, num_ready;
-    /* flows, in the order in which they began */
-    Flow flows[LANES];
-    int32_t num_flows, ending, is_ending;
-    int64_t wake;
-    double since;
-    /* the schedule */
-    int32_t operation;
-    double *operation_end;
-} Run;
+/* Return a job that is not over, or NULL. */
+static Job *unfinished(const Run *run, int32_t number) {
+    if (number < run->oldest) return NULL;
+    Job *job = job_of(run, number);
+    return job->processed ? NULL : job;
+}
 
 /* ---- events -------------------------------------------------------------------------------- */
 
-static int comes_before(const Event *a, const Event *b) {
-    return a->time < b->time || (a->time == b->time && a->order < b->order);
+static void set_timer(Run *run, int32_t timer, double delay) {
+    double when = run->now + delay;
+    run->when[timer] = when;
+    run->order[timer] = run->scheduled++;
+    run->is_crowded |= when <= run->now;
 }
 
-static void schedule(Run *run, double delay, int32_t type, int32_t argument) {
-    if (run->queued == run->queue_room) {
-        int64_t room = 2 * run->queue_room + 64;
-        Event *grown = realloc(run->queue, (size_t)room * sizeof(Event));
-        if (!grown) {
-            run->failed = 1;
-            return;
-        }
-        run->queue = grown;
-        run->queue_room = room;
-    }
-    Event event = {run->now + delay, run->scheduled++, type, argument};
-    int64_t place = run->queued++;
-    while (place > 0) {
-        int64_t parent = (place - 1) / 2;
-        if (!comes_before(&event, &run->queue[parent])) break;
-        run->queue[place] = run->queue[parent];
-        place = parent;
-    }
-    run->queue[place] = event;
+static void is_done(Run *run, int32_t number) {
+    Job *job = job_of(run, number);
+    job->over = 1;
+    run->ends[number & (run->num_ends - 1)] = run->now;
+    int32_t place = (run->done_first + run->num_done++) & (run->capacity - 1);
+    run->done[place] = (Done){run->scheduled++, number};
 }
 
-static Event pop(Run *run) {
-    Event first = run->queue[0], moved = run->queue[--run->queued];
-    int64_t place = 0, count = run->queued;
-    for (;;) {
-        int64_t child = 2 * place + 1;
-        if (child >= count) break;
-        if (child + 1 < count && comes_before(&run->queue[child + 1], &run->queue[child])) child++;
-        if (!comes_before(&run->queue[child], &moved)) break;
-        run->queue[place] = run->queue[child];
-        place = child;
-    }
-    if (count) run->queue[place] = moved;
-    return first;
-}
-
-static void call_back(Run *run, int32_t job, int32_t type, int32_t argument) {
-    if (run->num_callbacks == run->callback_room) {
-        int64_t room = 2 * run->callback_room + 256;
+static void call_back(Run *run, Job *job, int32_t type, int32_t argument) {
+    if (run->free_callback < 0) {
+        int32_t room = 2 * run->callback_room;
         Callback *grown = realloc(run->callbacks, (size_t)room * sizeof(Callback));
         if (!grown) {
             run->failed = 1;
             return;
         }
         run->callbacks = grown;
+        for (int32_t at = run->callback_room; at < room; at++) {
+            grown[at].next = run->free_callback;
+            run->free_callback = at;
+        }
         run->callback_room = room;
     }
-    int32_t index = (int32_t)run->num_callbacks++;
-    run->callbacks[index] = (Callback){type, argument, -1};
-    if (run->first[job] < 0)
-        run->first[job] = index;
+    int32_t at = run->free_callback;
+    Callback *own = &run->callbacks[at];
+    run->free_callback = own->next;
+    *own = (Callback){argument, -1, type};
+    if (job->first < 0)
+        job->first = at;
     else
-        run->callbacks[run->last[job]].next = index;
-    run->last[job] = index;
+        run->callbacks[job->last].next = at;
+    job->last = at;
 }
 
 /* ---- flows --------------------------------------------------------------------------------- */
@@ -132,363 +75,446 @@ static void move(Run *run) {
     double elapsed = run->now - run->since;
     run->since = run->now;
     if (elapsed <= 0) return;
-    for (int f = 0; f < run->num_flows; f++) {
-        double left = run->flows[f].remaining - run->flows[f].rate * elapsed;
-        run->flows[f].remaining = left > 0 ? left : 0;
+    for (int32_t lane = 0; lane < LANES; lane++) {
+        double left = run->left[lane] - run->rate[lane] * elapsed;
+        run->left[lane] = left > 0 ? left : 0;
     }
 }
 
-static double use(const Run *run, const Flow *flow, int resource) {
-    if (resource == DRAM)
-        return run->rates[flow->lane == HOST ? RATE_HOST_SHARING : RATE_SHARING];
-    if (flow->lane == HOST) return 0;
-    return resource == BOTH || resource == (flow->lane == D2H ? DOWN : UP);
-}
-
-/* Weighted max-min fair rates, all weights being 1: see sim.fluid.fair_rates. */
-static void share(Run *run) {
-    double free_[RESOURCES] = {run->rates[RATE_D2H], run->rates[RATE_H2D], run->rates[RATE_DUPLEX],
-                               run->rates[RATE_DRAM]};
+/* Weighted max-min fair rates of the flows under way: see sim.fluid.fair_rates. */
+static void find_rates(const Run *run, Mix *mix) {
+    const Machine *machine = run->machine;
+    double free_[RESOURCES];
+    Kind kinds[LANES];
     int growing[LANES], count = run->num_flows;
-    for (int f = 0; f < count; f++) growing[f] = f;
+    memcpy(free_, machine->capacity, sizeof free_);
+    for (int f = 0; f < count; f++) {
+        Kind *kind = &kinds[f];
+        *kind = machine->kinds[run->flows[f]];
+        growing[f] = f;
+        if (run->flows[f] == HOST && run->host_most < kind->most) {
+            double slower = kind->most / run->host_most;
+            kind->most = run->host_most;
+            if (run->tape->is_cpu) { /* a byte takes more of the cores' time */
+                for (int r = 0; r < RESOURCES; r++) kind->uses[r] *= slower;
+                kind->weight /= slower;
+            }
+        }
+    }
     while (count) {
         double full[RESOURCES], level = INFINITY;
         for (int r = 0; r < RESOURCES; r++) {
             double load = 0;
-            for (int g = 0; g < count; g++) load += use(run, &run->flows[growing[g]], r);
+            for (int g = 0; g < count; g++)
+                load += kinds[growing[g]].uses[r] * kinds[growing[g]].weight;
             full[r] = load > 0 ? fmax(0, free_[r]) / load : INFINITY;
             level = fmin(level, full[r]);
         }
-        for (int g = 0; g < count; g++) level = fmin(level, run->flows[growing[g]].most);
+        for (int g = 0; g < count; g++)
+            level = fmin(level, kinds[growing[g]].most / kinds[growing[g]].weight);
         int kept = 0;
         for (int g = 0; g < count; g++) {
-            Flow *flow = &run->flows[growing[g]];
-            int stops = flow->most <= level;
+            const Kind *kind = &kinds[growing[g]];
+            int stops = kind->most / kind->weight <= level;
             for (int r = 0; r < RESOURCES && !stops; r++)
-                stops = use(run, flow, r) > 0 && full[r] <= level;
+                stops = kind->uses[r] > 0 && full[r] <= level;
             if (!stops) {
                 growing[kept++] = growing[g];
                 continue;
             }
-            flow->rate = level;
-            for (int r = 0; r < RESOURCES; r++) free_[r] -= level * use(run, flow, r);
+            double rate = level * kind->weight;
+            mix->rate[run->flows[growing[g]]] = rate;
+            mix->each[run->flows[growing[g]]] = 1 / rate;
+            for (int r = 0; r < RESOURCES; r++) free_[r] -= rate * kind->uses[r];
         }
         count = kept;
     }
 }
 
 static void share_out(Run *run) {
-    run->wake++; /* those set before do nothing */
+    run->when[WAKE] = INFINITY;
     if (!run->num_flows) return;
-    share(run);
-    double soonest = INFINITY;
-    run->ending = run->flows[0].lane;
-    for (int f = 0; f < run->num_flows; f++) {
-        double left = run->flows[f].remaining / run->flows[f].rate;
-        if (left < soonest) {
-            soonest = left;
-            run->ending = run->flows[f].lane;
-        }
+    Mix *mix = &run->machine->mixes[run->mix];
+    if (!mix->is_known || ((run->mix & 1 << HOST) && mix->most != run->host_most)) {
+        for (int32_t lane = 0; lane < LANES; lane++) mix->rate[lane] = 0, mix->each[lane] = 1;
+        find_rates(run, mix);
+        mix->is_known = 1;
+        mix->most = run->host_most;
     }
-    schedule(run, soonest, WAKE, (int32_t)run->wake);
+    double soonest = INFINITY;
+    for (int32_t lane = 0; lane < LANES; lane++) { /* lanes without a flow have endless ones */
+        double left = run->left[lane] * mix->each[lane];
+        run->rate[lane] = mix->rate[lane];
+        run->ending = left < soonest ? lane : run->ending;
+        soonest = left < soonest ? left : soonest;
+    }
+    set_timer(run, WAKE, soonest);
 }
 
-static void send(Run *run, int32_t lane, int32_t job) {
-    double most = INFINITY, bytes = run->remaining[job];
+static void send(Run *run, int32_t lane, const Job *job) {
     if (lane == HOST) {
-        double whole = run->tape->bytes[job], steps = run->tape->steps[job];
-        most = run->rates[RATE_HOST];
-        if (steps * most > whole * run->rates[RATE_STEPS])
-            most = run->rates[RATE_STEPS] * whole / steps;
+        const Rates *rates = &run->machine->rates;
+        double bytes = run->tape->bytes[job->recorded], steps = run->tape->steps[job->recorded];
+        run->host_most = rates->host;
+        if (steps * rates->host > bytes * rates->steps)
+            run->host_most = rates->steps * bytes / steps;
     }
     if (!run->is_ending) move(run);
-    run->flows[run->num_flows++] = (Flow){0, bytes, bytes, most, lane};
+    run->flows[run->num_flows++] = lane;
+    run->mix |= 1 << lane;
+    run->left[lane] = run->size[lane] = job->remaining;
     if (!run->is_ending) share_out(run);
+}
+
+/* Return the bytes that a lane's flow had left. */
+static double end_flow(Run *run, int32_t lane) {
+    double left = run->left[lane];
+    run->mix &= ~(1 << lane);
+    run->left[lane] = INFINITY;
+    run->rate[lane] = 0;
+    return left;
 }
 
 /* Take the host's flow off; return the bytes that it had left. */
 static double stop(Run *run) {
-    int place = 0;
-    while (run->flows[place].lane != HOST) place++;
+    int32_t place = 0;
+    while (run->flows[place] != HOST) place++;
     move(run);
-    double left = run->flows[place].remaining;
+    double left = end_flow(run, HOST);
     run->num_flows--;
     for (; place < run->num_flows; place++) run->flows[place] = run->flows[place + 1];
     share_out(run);
     return left;
 }
 
-static int host_flows(const Run *run) {
-    for (int f = 0; f < run->num_flows; f++)
-        if (run->flows[f].lane == HOST) return 1;
-    return 0;
-}
-
 /* ---- lanes --------------------------------------------------------------------------------- */
 
 static void advance(Run *run, int32_t lane);
 
-static void record(Run *run, int32_t lane, int32_t job) {
-    if (run->tape->step[job] > run->tape->settling)
-        run->busy[lane] += run->now - run->started[lane];
+static void record(Run *run, int32_t lane, const Job *job) {
+    int32_t work = run->tape->work[job->recorded];
+    double seconds = run->now - run->started[lane];
+    run->busy[work] += seconds;
+    if (job->step <= run->mark) run->earlier[work] += seconds;
 }
 
 static void finish(Run *run, int32_t lane) {
-    int32_t job = run->running[lane];
+    int32_t number = run->running[lane];
     run->running[lane] = -1;
-    record(run, lane, job);
-    run->end[job] = run->now;
-    if (run->tape->is_awaited[job]) schedule(run, 0, DONE, job);
+    record(run, lane, job_of(run, number));
+    is_done(run, number);
     advance(run, lane);
 }
 
 static void begin_flow(Run *run, int32_t lane) {
-    if (lane == DEVICE || run->remaining[run->running[lane]] <= 0)
+    Job *job = job_of(run, run->running[lane]);
+    if (job->remaining <= 0)
         finish(run, lane);
     else
-        send(run, lane, run->running[lane]);
+        send(run, lane, job);
 }
 
-static void start(Run *run, int32_t lane, int32_t job) {
-    run->running[lane] = job;
+static void start(Run *run, int32_t lane, int32_t number) {
+    Job *job = job_of(run, number);
+    double seconds = run->machine->sums[run->tape->seconds[job->recorded]];
+    run->running[lane] = number;
     run->started[lane] = run->now;
-    if (!run->begun[job] && (run->seconds[job] > 0 || lane == DEVICE)) {
-        run->begun[job] = 1;
-        schedule(run, run->seconds[job], ALARM, lane);
+    int32_t is_flow = lane != DEVICE || run->tape->is_cpu;
+    if (!job->begun && (!is_flow || (lane != DEVICE && seconds > 0))) {
+        job->begun = 1;
+        set_timer(run, lane, seconds);
     } else {
         begin_flow(run, lane);
     }
 }
 
-static int more_urgent(const Tape *tape, int32_t a, int32_t b) {
-    if (tape->deadline[a] != tape->deadline[b]) return tape->deadline[a] < tape->deadline[b];
-    if (tape->step[a] != tape->step[b]) return tape->step[a] < tape->step[b];
-    if (tape->rank[a] != tape->rank[b]) return tape->rank[a] < tape->rank[b];
-    return a < b;
+static int is_more_urgent(const Ready *a, const Ready *b) {
+    return a->urgency < b->urgency || (a->urgency == b->urgency && a->job < b->job);
 }
 
-static void push(Run *run, int32_t job) {
-    int32_t place = run->num_ready++; /* the most urgent one is last */
-    while (place > 0 && more_urgent(run->tape, run->ready[place - 1], job)) {
-        run->ready[place] = run->ready[place - 1];
-        place--;
+static void push(Run *run, int32_t number) {
+    const Job *job = job_of(run, number);
+    /* By deadline, then by step, then by rank: a segment's, below 0. */
+    int64_t urgency = ((int64_t)job->deadline << 40) + ((int64_t)job->step << 20);
+    Ready own = {urgency + run->tape->rank[job->recorded], number};
+    int32_t mask = run->capacity - 1, place = run->ready_first + run->num_ready++;
+    for (; place > run->ready_first; place--) { /* most come behind all others */
+        const Ready *before = &run->ready[(place - 1) & mask];
+        if (!is_more_urgent(&own, before)) break;
+        run->ready[place & mask] = *before;
     }
-    run->ready[place] = job;
+    run->ready[place & mask] = own;
+}
+
+static int32_t take_ready(Run *run) {
+    int32_t number = run->ready[run->ready_first].job;
+    run->ready_first = (run->ready_first + 1) & (run->capacity - 1);
+    run->num_ready--;
+    return number;
 }
 
 static void advance(Run *run, int32_t lane) {
     const Tape *tape = run->tape;
     if (run->running[lane] >= 0) return;
     if (lane == HOST) {
-        if (run->num_ready) start(run, HOST, run->ready[--run->num_ready]);
+        if (run->num_ready) start(run, HOST, take_ready(run));
         return;
     }
-    int32_t job = run->head[lane];
-    if (job < 0) return;
-    while (run->left[job] > 0) {
-        int32_t other = tape->after[tape->after_at[job] + run->left[job] - 1];
-        if (!run->processed[other]) {
-            call_back(run, other, ADVANCE_LANE, lane);
+    int32_t number = run->head[lane];
+    if (number < 0) return;
+    Job *job = job_of(run, number);
+    const int32_t *after = tape->after + tape->after_at[job->recorded];
+    while (job->left > 0) {
+        Job *before = unfinished(run, number - after[job->left - 1]);
+        if (before) {
+            call_back(run, before, ADVANCE_LANE, lane);
             return;
         }
-        run->left[job]--;
+        job->left--;
     }
-    run->head[lane] = run->next[job];
-    start(run, lane, job);
+    run->head[lane] = job->next;
+    start(run, lane, number);
 }
 
-static void make_ready(Run *run, int32_t job) {
-    push(run, job);
+static void make_ready(Run *run, int32_t number) {
+    push(run, number);
     int32_t running = run->running[HOST];
     if (running < 0) {
         advance(run, HOST);
-    } else if (host_flows(run) && run->tape->deadline[job] < run->tape->deadline[running]) {
-        run->running[HOST] = -1;
-        run->remaining[running] = stop(run);
-        record(run, HOST, running);
-        if (run->remaining[running] > 0) {
-            push(run, running);
-        } else { /* its end was due now */
-            run->end[running] = run->now;
-            if (run->tape->is_awaited[running]) schedule(run, 0, DONE, running);
-        }
-        advance(run, HOST);
-    }
-}
-
-static void submit(Run *run, int32_t job) {
-    const Tape *tape = run->tape;
-    int32_t lane = tape->lane[job];
-    int64_t from = tape->after_at[job], to = tape->after_at[job + 1];
-    run->remaining[job] = tape->bytes[job];
-    if (lane == HOST) {
-        run->left[job] = 0;
-        for (int64_t at = from; at < to; at++) {
-            if (run->processed[tape->after[at]]) continue;
-            run->left[job]++;
-            call_back(run, tape->after[at], ARRIVE, job);
-        }
-        if (!run->left[job]) make_ready(run, job);
         return;
     }
-    run->left[job] = (int32_t)(to - from);
-    run->next[job] = -1;
+    Job *job = job_of(run, running);
+    if (!(run->mix & 1 << HOST) || job_of(run, number)->deadline >= job->deadline) return;
+    run->running[HOST] = -1;
+    job->remaining = stop(run);
+    record(run, HOST, job);
+    if (job->remaining > 0)
+        push(run, running);
+    else /* its end was due now */
+        is_done(run, running);
+    advance(run, HOST);
+}
+
+/* Make room for another job. */
+static void make_room(Run *run) {
+    while (run->oldest < run->num_jobs && job_of(run, run->oldest)->processed) run->oldest++;
+    int32_t capacity = run->capacity, live = run->num_jobs - run->oldest;
+    if (live < capacity) return;
+    Job *jobs = malloc(2 * (size_t)capacity * sizeof(Job));
+    Done *done = malloc(2 * (size_t)capacity * sizeof(Done));
+    Ready *ready = malloc(2 * (size_t)capacity * sizeof(Ready));
+    if (!jobs || !done || !ready) {
+        free(jobs);
+        free(done);
+        free(ready);
+        run->failed = 1;
+        return;
+    }
+    for (int32_t number = run->oldest; number < run->num_jobs; number++)
+        jobs[number & (2 * capacity - 1)] = *job_of(run, number);
+    for (int32_t at = 0; at < run->num_done; at++)
+        done[at] = run->done[(run->done_first + at) & (capacity - 1)];
+    for (int32_t at = 0; at < run->num_ready; at++)
+        ready[at] = run->ready[(run->ready_first + at) & (capacity - 1)];
+    free(run->jobs);
+    free(run->done);
+    free(run->ready);
+    run->jobs = jobs;
+    run->done = done;
+    run->ready = ready;
+    run->done_first = run->ready_first = 0;
+    run->capacity = 2 * capacity;
+}
+
+static void submit(Run *run, int32_t recorded) {
+    const Tape *tape = run->tape;
+    if (run->num_jobs - run->oldest == run->capacity) make_room(run);
+    if (run->failed) return;
+    int32_t number = run->num_jobs++, lane = tape->lane[recorded];
+    int32_t from = tape->after_at[recorded], to = tape->after_at[recorded + 1];
+    Job *job = job_of(run, number);
+    *job = (Job){
+        .remaining = tape->bytes[recorded], .recorded = recorded,
+        .step = tape->step[recorded] + run->step, .deadline = tape->deadline[recorded] + run->step,
+        .next = -1, .first = -1, .last = -1,
+    };
+    if (lane == HOST) {
+        for (int32_t at = from; at < to; at++) {
+            Job *before = unfinished(run, number - tape->after[at]);
+            if (!before) continue;
+            job->left++;
+            call_back(run, before, ARRIVE, number);
+        }
+        if (!job->left) make_ready(run, number);
+        return;
+    }
+    if (lane == DEVICE && tape->is_cpu)
+        job->remaining = run->machine->sums[tape->seconds[recorded]];
+    job->left = to - from;
     if (run->head[lane] < 0) {
-        run->head[lane] = run->tail[lane] = job;
+        run->head[lane] = run->tail[lane] = number;
         advance(run, lane);
     } else {
-        run->next[run->tail[lane]] = job;
-        run->tail[lane] = job;
+        job_of(run, run->tail[lane])->next = number;
+        run->tail[lane] = number;
     }
 }
 
 /* ---- the schedule -------------------------------------------------------------------------- */
 
+static void submit_up_to(Run *run, int32_t count) {
+    int32_t first = run->tape->job_at[run->recorded];
+    while (run->num_submitted < count && !run->failed) submit(run, first + run->num_submitted++);
+}
+
 static void go_on(Run *run) {
     const Tape *tape = run->tape;
-    for (; run->operation < tape->num_operations; run->operation++) {
-        while (run->num_submitted < tape->submitted[run->operation])
-            submit(run, run->num_submitted++);
-        int32_t job = tape->awaited[run->operation];
-        if (job >= 0 && !run->processed[job]) {
+    int32_t from = tape->operation_at[run->recorded], to = tape->operation_at[run->recorded + 1];
+    for (; run->operation < to; run->operation++) {
+        submit_up_to(run, tape->submitted[run->operation]);
+        if (run->failed) return;
+        int32_t distance = tape->awaited[run->operation];
+        if (!distance) {
+            set_timer(run, SLEPT, run->machine->sums[tape->sleep[run->operation]]);
+            return;
+        }
+        Job *job = unfinished(run, run->num_jobs - distance);
+        if (job) {
             call_back(run, job, RESUME, 0);
             return;
         }
-        if (job < 0) {
-            schedule(run, run->sleeps[run->operation], SLEPT, 0);
-            return;
-        }
-        run->operation_end[run->operation] = run->now;
+        run->operation_end[run->operation - from] = run->now;
     }
-    while (run->num_submitted < tape->num_jobs) submit(run, run->num_submitted++);
+    submit_up_to(run, tape->job_at[run->recorded + 1] - tape->job_at[run->recorded]);
+    run->is_over = 1;
 }
 
 static void resume(Run *run) {
-    run->operation_end[run->operation++] = run->now;
+    run->operation_end[run->operation - run->tape->operation_at[run->recorded]] = run->now;
+    run->operation++;
     go_on(run);
 }
 
 static void wake_up(Run *run) {
     move(run);
-    Flow ended[LANES];
-    int count = 0, still = 0;
-    for (int f = 0; f < run->num_flows; f++) {
-        Flow *flow = &run->flows[f];
-        if (flow->lane == run->ending || flow->remaining <= ended_share * flow->num_bytes)
-            ended[count++] = *flow;
-        else
-            run->flows[still++] = *flow;
+    int32_t ended[LANES], count = 0, still = 0;
+    for (int32_t f = 0; f < run->num_flows; f++) {
+        int32_t lane = run->flows[f];
+        if (lane == run->ending || run->left[lane] <= ended_share * run->size[lane]) {
+            ended[count++] = lane;
+            end_flow(run, lane);
+        } else {
+            run->flows[still++] = lane;
+        }
     }
     run->num_flows = still;
     run->is_ending = 1;
-    for (int f = 0; f < count; f++) finish(run, ended[f].lane);
+    for (int32_t f = 0; f < count; f++) finish(run, ended[f]);
     run->is_ending = 0;
     share_out(run);
 }
 
-static void happen(Run *run, const Event *event) {
-    if (event->type == ALARM) {
-        begin_flow(run, event->argument);
-    } else if (event->type == WAKE) {
-        if (event->argument == (int32_t)run->wake) wake_up(run);
-    } else if (event->type == SLEPT) {
+/* Let what the present event sets off happen, until a step is over. */
+static void set_off(Run *run) {
+    while (run->chain >= 0 && !run->is_over && !run->failed) {
+        Callback *at = &run->callbacks[run->chain], own = *at;
+        at->next = run->free_callback;
+        run->free_callback = run->chain;
+        run->chain = own.next;
+        if (own.type == ADVANCE_LANE)
+            advance(run, own.argument);
+        else if (own.type == RESUME)
+            resume(run);
+        else if (--job_of(run, own.argument)->left == 0)
+            make_ready(run, own.argument);
+    }
+}
+
+/* Return the timer that goes off first; of several the one that was set first. */
+static int32_t first_timer(Run *run) {
+    int32_t first = 0, are_several = 0;
+    double soonest = run->when[0];
+    for (int32_t timer = 1; timer < TIMERS; timer++) { /* no branch: none is usual */
+        double when = run->when[timer];
+        are_several = when < soonest ? 0 : are_several | (when == soonest);
+        first = when < soonest ? timer : first;
+        soonest = when < soonest ? when : soonest;
+    }
+    run->is_crowded = are_several;
+    if (are_several)
+        for (int32_t timer = first + 1; timer < TIMERS; timer++)
+            if (run->when[timer] == soonest && run->order[timer] < run->order[first])
+                first = timer;
+    return first;
+}
+
+/* Let a timer go off; return whether it is set. */
+static int go_off(Run *run, int32_t timer) {
+    if (run->when[timer] == INFINITY) return 0;
+    run->now = run->when[timer];
+    run->when[timer] = INFINITY;
+    if (timer == WAKE)
+        wake_up(run);
+    else if (timer == SLEPT)
         resume(run);
-    } else {
-        int32_t job = event->argument;
-        run->processed[job] = 1;
-        for (int32_t at = run->first[job]; at >= 0 && !run->failed; at = run->callbacks[at].next) {
-            Callback callback = run->callbacks[at];
-            if (callback.type == ADVANCE_LANE)
-                advance(run, callback.argument);
-            else if (callback.type == RESUME)
-                resume(run);
-            else if (--run->left[callback.argument] == 0)
-                make_ready(run, callback.argument);
-        }
-    }
+    else
+        begin_flow(run, timer);
+    return 1;
 }
 
-static void reset(Run *run) {
-    int32_t count = run->tape->num_jobs;
-    run->now = run->since = 0;
-    run->queued = run->scheduled = run->num_callbacks = 0;
-    run->num_submitted = run->num_ready = run->num_flows = 0;
-    run->is_ending = run->operation = 0;
-    run->wake = 0;
-    for (int lane = 0; lane < LANES; lane++) {
-        run->head[lane] = run->tail[lane] = run->running[lane] = -1;
-        run->busy[lane] = 0;
+/* Let the next event happen; return whether there is any. */
+static int happen(Run *run) {
+    if (!run->num_done) return go_off(run, first_timer(run));
+    const Done *done = &run->done[run->done_first];
+    if (run->is_crowded) { /* a timer may go off now, too */
+        int32_t timer = first_timer(run);
+        run->is_crowded = run->when[timer] <= run->now;
+        if (run->is_crowded && run->order[timer] < done->order) return go_off(run, timer);
     }
-    for (int32_t job = 0; job < count; job++) {
-        run->first[job] = run->last[job] = -1;
-        run->processed[job] = run->begun[job] = 0;
-    }
+    Job *job = job_of(run, done->job);
+    job->processed = 1;
+    run->chain = job->first;
+    run->done_first = (run->done_first + 1) & (run->capacity - 1);
+    run->num_done--;
+    set_off(run);
+    return 1;
 }
 
-/* Ends of steps, and seconds of each in which the device waited: some of them within backward. */
-static void summarise(const Run *run, double *ends, double *stalls) {
+int take_step(Run *run, int32_t recorded) {
+    run->step++;
+    run->recorded = recorded;
+    run->first_job = run->num_jobs;
+    run->num_submitted = run->is_over = 0;
+    run->operation = run->tape->operation_at[recorded];
+    go_on(run);
+    set_off(run);
+    while (!run->is_over && !run->failed)
+        if (!happen(run)) run->failed = 1; /* it waits for ever */
+    return run->failed;
+}
+
+/* Return when a job ended; 0 if it is some steps old. */
+static double end_of(const Run *run, int32_t number) {
+    return number < run->num_jobs - run->num_ends ? 0 : run->ends[number & (run->num_ends - 1)];
+}
+
+double stalled(const Run *run) {
     const Tape *tape = run->tape;
-    for (int32_t step = 0; step < tape->num_steps; step++) {
-        double end = run->operation_end[tape->step_end[step]];
-        double stall = end - run->operation_end[tape->stall_begin[step]];
-        for (int32_t gap = tape->gap_at[step]; gap < tape->gap_at[step + 1]; gap++) {
-            double over = run->end[tape->passed[gap]];
-            for (int64_t at = tape->room_at[gap]; at < tape->room_at[gap + 1]; at++)
-                over = fmax(over, run->end[tape->room[at]]);
-            stall += over - run->end[tape->passed[gap]];
+    int32_t step = run->recorded, begun = tape->stall_begin[step];
+    double stall = run->now - run->operation_end[begun];
+    for (int32_t gap = tape->gap_at[step]; gap < tape->gap_at[step + 1]; gap++) {
+        double from = end_of(run, run->first_job + tape->passed[gap]), over = from;
+        for (int32_t at = tape->room_at[gap]; at < tape->room_at[gap + 1]; at++) {
+            double end = end_of(run, run->first_job + tape->room[at]);
+            over = end > over ? end : over;
         }
-        ends[step] = end;
-        stalls[step] = stall;
+        stall += over - from;
     }
+    return stall;
 }
 
-int32_t sim_replay_interface(void) { return 2; }
-
-int32_t sim_replay(const Tape *tape, const double *rates, const double *seconds,
-                   const double *sleeps, int64_t are_own, int64_t count, double *ends,
-                   double *stalls, double *busy) {
-    size_t jobs = (size_t)tape->num_jobs + 1;
-    Run run = {.tape = tape};
-    run.first = malloc(jobs * sizeof(int32_t));
-    run.last = malloc(jobs * sizeof(int32_t));
-    run.next = malloc(jobs * sizeof(int32_t));
-    run.left = malloc(jobs * sizeof(int32_t));
-    run.ready = malloc(jobs * sizeof(int32_t));
-    run.remaining = malloc(jobs * sizeof(double));
-    run.end = malloc(jobs * sizeof(double));
-    run.processed = malloc(jobs);
-    run.begun = malloc(jobs);
-    run.operation_end = malloc(((size_t)tape->num_operations + 1) * sizeof(double));
-    run.failed = !(run.first && run.last && run.next && run.left && run.ready && run.remaining &&
-                   run.end && run.processed && run.begun && run.operation_end);
-    for (int64_t machine = 0; machine < count && !run.failed; machine++) {
-        int64_t own = are_own ? machine : 0;
-        run.rates = rates + machine * NUM_RATES;
-        run.seconds = seconds + own * tape->num_jobs;
-        run.sleeps = sleeps + own * tape->num_operations;
-        reset(&run);
-        go_on(&run);
-        while (run.queued && !run.failed) {
-            Event event = pop(&run);
-            run.now = event.time;
-            happen(&run, &event);
-        }
-        if (run.failed) break;
-        if (run.operation < tape->num_operations) run.failed = 2; /* it waits for ever */
-        summarise(&run, ends + machine * tape->num_steps, stalls + machine * tape->num_steps);
-        for (int lane = 0; lane < LANES; lane++) busy[machine * LANES + lane] = run.busy[lane];
-    }
-    free(run.first);
-    free(run.last);
-    free(run.next);
-    free(run.left);
-    free(run.ready);
-    free(run.remaining);
-    free(run.end);
-    free(run.processed);
-    free(run.begun);
-    free(run.operation_end);
-    free(run.queue);
-    free(run.callbacks);
-    return run.failed;
+void drain(Run *run) {
+    run->is_over = 0;
+    set_off(run);
+    while (!run->failed && happen(run)) continue;
 }

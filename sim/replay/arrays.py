@@ -1,4 +1,4 @@
-"""Arrays: the steps of a recording, in the order in which the C code runs them."""
+"""Arrays: a recording as the C code reads it, and what that code finds on many machines."""
 
 from __future__ import annotations
 
@@ -12,154 +12,112 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.replay.library import TAPE_ARRAYS, CTape, replay_library
-from sim.replay.tape import GAP, JOB, LANES, OPERATION, STEP, Tape
+from sim.machine import Rates
+from sim.replay.library import TAPE_ARRAYS, CTape, replay_library, type_of
+from sim.replay.tape import GAP, JOB, LANES, OPERATION, STEP, WORKS, Tape
+from sim.timing.costs import StepCosts
 from zenflow.errors import ZenFlowError
 
 Array = NDArray[np.float64]
-Places = NDArray[np.int64]
-RATES = ("d2h", "h2d", "duplex", "dram", "sharing", "host_sharing", "host", "steps")
-"""Fields of `Rates` that a tape is replayed with, in the order of the C code."""
+RATES = (
+    "d2h", "h2d", "duplex", "dram", "sharing", "host_sharing", "host", "steps", "cores", "core",
+    "pack", "unpack",
+)  # fmt: skip
+"""Rates with which a tape is replayed, in the order of the C code: fields of `Rates`, and bytes/s
+at which columns are packed and unpacked."""
+FOUND = ("step", "slowest", "stall", "selection", *WORKS)
+"""Columns of what the C code finds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows of different lengths in one flat array (a ragged array, or CSR's row pointers)."""
-
-    begins: Places
-    """Index at which each row begins, and the last one ends, (R + 1,)."""
-
-    @classmethod
-    def of(cls, counts: Sequence[int] | Places) -> Rows:
-        """Return rows of these lengths."""
-        return cls(np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
-
-    @property
-    def counts(self) -> Places:
-        """Length of each row, (R,)."""
-        return np.diff(self.begins)
-
-    def picked(self, rows: Places) -> tuple[Places, Rows]:
-        """Return the places of all elements of some rows, in order, and the rows there."""
-        counts = self.counts[rows]
-        found = Rows.of(counts)
-        moved = found.spread(self.begins[rows] - found.begins[:-1])
-        return np.arange(found.begins[-1]) + moved, found
-
-    def spread(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return each row's value for every element of the row."""
-        return np.repeat(values, self.counts)
+def rates_of(costs: StepCosts, *, pinned: bool = True) -> list[float]:
+    """Return `RATES` of the machine of these costs."""
+    rates, overheads = Rates.of(costs.hardware, pinned=pinned), costs.hardware.overheads
+    pack = overheads.pack_bandwidth
+    own = [pack.value, (overheads.unpack_bandwidth or pack).value]
+    return [*(float(getattr(rates, name)) for name in RATES[:-2]), *own]
 
 
-class StepArrays:
-    """All steps of a tape as arrays, with its relative references.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measuring:
+    """Steps that are simulated and measured, and what is asked for."""
+
+    settling: int
+    """Number of the first steps, which are not measured."""
+    measured: int
+    """Number of the steps behind them, a multiple of the period."""
+    delayed: int
+    """Number of steps over which the delay by a selection is measured; 0 for none."""
+    counts_work: bool
+    """Whether seconds of work are asked for."""
+    steady_share: float
+    """Relative difference of two windows that counts as none."""
+
+
+class Recorded:
+    """Steps of a schedule until they repeat, and some that follow a selection.
 
     Attributes:
-        count: Number of steps.
-        jobs: Numbers of all jobs by name.
-        job_rows: Those of each step.
+        num_steady: Number of steps without a selection.
+        num_steps: Number of all steps.
+        lanes: Names of the lanes that do anything.
     """
 
-    def __init__(self, tape: Tape) -> None:
-        """Take a tape whose last step has ended."""
-        steps = _columns(tape.steps, STEP)
-        self.count, self.stall_begin = len(steps["num_jobs"]), steps["stall_begin"]
-        self.job_rows = Rows.of(steps["num_jobs"])
-        self.operation_rows = Rows.of(steps["num_operations"])
-        self.gap_rows = Rows.of(steps["num_gaps"])
-        self.jobs = _columns(tape.jobs, JOB)
-        self.after, self.after_rows = np.array(tape.after), Rows.of(self.jobs["num_after"])
-        self.operations, self.gaps = _columns(tape.operations, OPERATION), _columns(tape.gaps, GAP)
-        self.room, self.room_rows = np.array(tape.rooms), Rows.of(self.gaps["num_room"])
-        self._counts = np.array([len(own) for own in tape.seconds], int)
-        self._places = np.array([*chain.from_iterable(tape.seconds)], int)
-        self._factors = np.array([factor for own in tape.seconds for factor in own.values()])
-
-    def seconds(self, times: Array) -> Array:
-        """Return each of S sums of times on N machines, (N, S), by their times, (N, P)."""
-        found = np.zeros((len(times), len(self._counts)))
-        owner = np.repeat(np.arange(len(self._counts)), self._counts)
-        for index, machine in enumerate(times):
-            weights = machine[self._places] * self._factors
-            found[index] = np.bincount(owner, weights=weights, minlength=len(self._counts))
-        return found
-
-
-def _columns(rows: array[Any], names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Return rows of numbers as a column for each name."""
-    return dict(zip(names, np.array(rows).reshape(-1, len(names)).T, strict=True))
-
-
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """Results of N machines over T steps."""
-
-    ends: Array
-    """Seconds at which each of T steps ended, (N, T)."""
-    stalls: Array
-    """Seconds of each step in which the device waited, (N, T)."""
-    busy: Array
-    """Seconds of work of each lane in the steps behind those that settle, (N, lanes)."""
-
-
-class TapeArrays:
-    """Steps in a row, ready to be simulated."""
-
-    def __init__(self, recorded: StepArrays, order: Sequence[int], settling: int) -> None:
-        """Put recorded steps in a row.
+    def __init__(self, tape: Tape, num_steady: int, period: int, *, is_cpu: bool) -> None:
+        """Take a tape whose last step has ended.
 
         Args:
-            recorded: The steps.
-            order: Place of each of T steps among them.
-            settling: Number of the first steps whose work is not counted.
+            tape: Steps without a selection, then those behind one until they repeat again.
+            num_steady: Number of the former.
+            period: Number of the last of these that come again and again.
+            is_cpu: Whether a CPU plays the device.
         """
-        picks = np.array(order)
-        jobs, job_rows = recorded.job_rows.picked(picks)
-        after, after_rows = recorded.after_rows.picked(jobs)
-        operations, operation_rows = recorded.operation_rows.picked(picks)
-        gaps, gap_rows = recorded.gap_rows.picked(picks)
-        rooms, room_rows = recorded.room_rows.picked(gaps)
-        columns = {name: column[jobs] for name, column in recorded.jobs.items()}
-        numbers, firsts = job_rows.spread(np.arange(1, len(picks) + 1)), job_rows.begins[:-1]
-        awaited = recorded.operations["awaited"][operations]
-        submitted = recorded.operations["submitted"][operations] + operation_rows.spread(firsts)
-        behind = after_rows.spread(np.arange(len(jobs))) - recorded.after[after]
-        waits = np.where(awaited > 0, submitted - awaited, -1)
-        is_awaited = np.zeros(len(jobs), bool)  # an end that nobody waits for is no event
-        is_awaited[behind] = is_awaited[waits[waits >= 0]] = True
-        arrays: dict[str, NDArray[Any]] = {
-            **columns,
-            "is_awaited": is_awaited,
-            "step": columns["step"] + numbers,
-            "deadline": columns["deadline"] + numbers,
-            "after_at": after_rows.begins,
-            "after": behind,
-            "awaited": waits,
-            "submitted": submitted,
-            "step_end": operation_rows.begins[1:] - 1,
-            "stall_begin": operation_rows.begins[:-1] + recorded.stall_begin[picks],
-            "gap_at": gap_rows.begins,
-            "passed": recorded.gaps["passed"][gaps] + gap_rows.spread(firsts),
-            "room_at": room_rows.begins,
-            "room": recorded.room[rooms] + room_rows.spread(gap_rows.spread(firsts)),
-        }
-        self._recorded = recorded
-        self._seconds = columns["seconds"].astype(int)
-        self._sleep = recorded.operations["sleep"][operations]
-        self._num_steps = len(picks)
+        steps, jobs = _columns(tape.steps, STEP), _columns(tape.jobs, JOB)
+        gaps, operations = _columns(tape.gaps, GAP), _columns(tape.operations, OPERATION)
+        job_at = _begins(steps["num_jobs"])
+        self.num_steady, self.num_steps = num_steady, len(steps["num_jobs"])
+        self.lanes = tuple(name for lane, name in enumerate(LANES) if (jobs["lane"] == lane).any())
+        repeated = slice(*job_at[[num_steady - period, num_steady]])
+        self._moved = np.bincount(
+            jobs["lane"][repeated].astype(int), jobs["counted"][repeated] / period, len(LANES)
+        )
+        arrays: dict[str, Any] = {
+            **jobs, **operations, **gaps,
+            "job_at": job_at,
+            "operation_at": _begins(steps["num_operations"]),
+            "gap_at": _begins(steps["num_gaps"]),
+            "stall_begin": steps["stall_begin"],
+            "after_at": _begins(jobs["num_after"]),
+            "after": tape.after,
+            "room_at": _begins(gaps["num_room"]),
+            "room": tape.rooms,
+            "sum_at": _begins([len(own) for own in tape.seconds]),
+            "place": [*chain.from_iterable(tape.seconds)],
+            "factor": [factor for own in tape.seconds for factor in own.values()],
+        }  # fmt: skip
         self._arrays = {
-            name: np.ascontiguousarray(arrays[name], dtype) for name, dtype in TAPE_ARRAYS.items()
+            name: np.ascontiguousarray(arrays[name], type_of(name)) for name in TAPE_ARRAYS
         }
         self._tape = CTape(
-            num_jobs=len(jobs), num_operations=len(operations), num_steps=len(picks),
-            settling=settling, **{name: own.ctypes.data for name, own in self._arrays.items()},
+            num_steps=self.num_steps, num_steady=num_steady, period=period,
+            is_cpu=is_cpu, num_sums=len(tape.seconds), most_jobs=int(steps["num_jobs"].max()),
+            most_operations=int(steps["num_operations"].max()),
+            **{name: own.ctypes.data for name, own in self._arrays.items()},
         )  # fmt: skip
 
-    def replay(self, rates: Array, times: Array) -> Replayed:
-        """Replay the steps on N machines.
+    def moved_bytes(self, lane: str) -> float:
+        """Return the bytes that a lane of copies moves in a step, on average over a period."""
+        return float(self._moved[LANES.index(lane)])
+
+    def settle(
+        self, measuring: Measuring, rates: Array, times: Array
+    ) -> tuple[Array, NDArray[np.bool_]]:
+        """Return steady steps of N machines, and which of them are steady, (N,).
+
+        A row for each of `FOUND`, (10, N).
 
         Args:
-            rates: `RATES` of each machine, (N, 8).
+            measuring: Steps to simulate.
+            rates: `RATES` of each machine, (N, 12).
             times: `times_of` each, (N, P), or of all of them, (1, P).
 
         Raises:
@@ -168,18 +126,25 @@ class TapeArrays:
         library = replay_library()
         if library is None:
             raise ZenFlowError("the replay is not built: simulate with sim.simulate")
-        rates = np.ascontiguousarray(rates, np.float64)
-        sums = self._recorded.seconds(times)
-        seconds, sleeps = sums.take(self._seconds, axis=1), sums.take(self._sleep, axis=1)
-        count = len(rates)
-        ends, stalls = np.empty((2, count, self._num_steps))
-        busy = np.empty((count, len(LANES)))
-        failed = library.sim_replay(
-            ctypes.byref(self._tape), rates.ctypes.data, seconds.ctypes.data, sleeps.ctypes.data,
-            len(times) > 1, count, ends.ctypes.data, stalls.ctypes.data, busy.ctypes.data,
+        rates, times = (np.ascontiguousarray(given, np.float64) for given in (rates, times))
+        found = np.empty((len(rates), len(FOUND)))
+        is_steady = np.empty(len(rates), np.bool_)
+        failed = library.sim_settle(
+            ctypes.byref(self._tape), measuring.settling, measuring.measured, measuring.delayed,
+            measuring.counts_work, measuring.steady_share, rates.ctypes.data, times.ctypes.data,
+            times.shape[1] if len(times) > 1 else 0, len(rates), found.ctypes.data,
+            is_steady.ctypes.data,
         )  # fmt: skip
         if failed:
-            raise ZenFlowError(
-                "a replay ran out of memory" if failed == 1 else "a step never ends"
-            )
-        return Replayed(ends, stalls, busy)
+            raise ZenFlowError("memory is short, or a step of the schedule never ends")
+        return found.T, is_steady
+
+
+def _columns(rows: array[Any], names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Return rows of numbers as a column for each name."""
+    return dict(zip(names, np.array(rows).reshape(-1, len(names)).T, strict=True))
+
+
+def _begins(counts: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:
+    """Return the index at which each row of a ragged array begins, and the last one ends."""
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])

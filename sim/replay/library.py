@@ -9,40 +9,48 @@ from pathlib import Path
 import numpy as np
 
 _FILE = Path(__file__).with_name("_replay.so")
-_INTERFACE = 2  # the one the C file declares; raised with every change of a signature
+_INTERFACE = 3  # the one the C file declares; raised with every change of a signature
 
-_INT, _LONG, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
+_INT, _LONG, _DOUBLE, _POINTER = ctypes.c_int32, ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
-TAPE_ARRAYS = {
-    "lane": np.int8, "is_awaited": np.int8, "num_bytes": np.float64, "steps": np.float64,
-    "step": np.int32, "deadline": np.int32, "rank": np.int32, "after_at": np.int64,
-    "after": np.int32, "awaited": np.int32, "submitted": np.int32, "step_end": np.int32,
-    "stall_begin": np.int32, "gap_at": np.int32, "passed": np.int32, "room_at": np.int64,
-    "room": np.int32,
-}  # fmt: skip
-"""Arrays of `Tape` of _replay.h and their types, in order."""
+TAPE_NUMBERS = (
+    "num_steps", "num_steady", "period", "is_cpu", "num_sums", "most_jobs", "most_operations",
+)  # fmt: skip
+"""Numbers of `Tape` of _replay.h, in order."""
+TAPE_ARRAYS = (
+    "job_at", "operation_at", "gap_at", "stall_begin", "lane", "work", "seconds", "num_bytes",
+    "steps", "step", "deadline", "rank", "after_at", "after", "awaited", "sleep", "submitted",
+    "passed", "room_at", "room", "sum_at", "place", "factor",
+)  # fmt: skip
+"""Arrays of `Tape` of _replay.h, in order."""
+_DOUBLES = ("num_bytes", "steps", "factor")
 
 
 class CTape(ctypes.Structure):
     """`Tape` of _replay.h."""
 
     _fields_ = (
-        *((name, _INT) for name in ("num_jobs", "num_operations", "num_steps", "settling")),
-        *((name, _POINTER) for name in TAPE_ARRAYS),
-    )
+        *((name, _INT) for name in TAPE_NUMBERS), *((name, _POINTER) for name in TAPE_ARRAYS),
+    )  # fmt: skip
+
+
+def type_of(array: str) -> type[np.generic]:
+    """Return the type of one of `TAPE_ARRAYS`."""
+    return np.float64 if array in _DOUBLES else np.int32
 
 
 @functools.cache
 def replay_library() -> ctypes.CDLL | None:
-    """Return the library, or None where points are simulated by SimPy: slower, with one result."""
+    """Return the library, or None where SimPy simulates instead: slower, with one result."""
     try:
         library = ctypes.CDLL(str(_FILE))
-        if int(library.sim_replay_interface()) != _INTERFACE:
+        if int(library.sim_settle_interface()) != _INTERFACE:
             return None
     except (OSError, AttributeError):
         return None
-    library.sim_replay.restype = _INT
-    library.sim_replay.argtypes = (
-        ctypes.POINTER(CTape), *[_POINTER] * 3, *[_LONG] * 2, *[_POINTER] * 3,
+    library.sim_settle.restype = _INT
+    library.sim_settle.argtypes = (
+        ctypes.POINTER(CTape), *[_INT] * 4, _DOUBLE, *[_POINTER] * 2, *[_LONG] * 2,
+        *[_POINTER] * 2,
     )  # fmt: skip
     return library

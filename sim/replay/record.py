@@ -9,15 +9,12 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any
 
-from sim.replay.arrays import StepArrays
+from sim.replay.arrays import Recorded
 from sim.replay.stand_ins import Sum, TapeCosts, TapeMachine
 from sim.replay.tape import CannotRecordError, Event
-from sim.schedules.ring import Ring
 from sim.schedules.schedule import Waits
 from sim.schedules.zenflow import EngineSchedule, Landing
-from sim.timing.block_plan import PlannedBlock
-from sim.timing.costs import StepCosts
-from zenflow.config import ZenFlowConfig
+from sim.timing.block_plan import PlannedBlock, Structure
 
 _MOST_WINDOWS = 12
 """Number of windows after which a schedule that does not repeat is given up."""
@@ -27,52 +24,19 @@ _GAPS = "gaps"
 """Term of a stall that stands for all waits of backward in its step."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """Steps of a schedule until they repeat, and some that follow a selection."""
-
-    steps: StepArrays
-    """Steps without a selection, then those that follow one."""
-    num_steady: int
-    """Number of steps without a selection, from the first on."""
-    period: int
-    """Number of the last steady steps that come again and again."""
-
-    @property
-    def selecting(self) -> range:
-        """Recorded steps from a selection until the schedule repeats again.
-
-        After the last of them, the ordinary steps continue.
-        """
-        return range(self.num_steady, self.steps.count)
-
-    def place(self, step: int) -> int:
-        """Return the place of the step that follows so many others without a selection."""
-        more = step - self.num_steady
-        return step if more < 0 else self.num_steady - self.period + more % self.period
-
-    def moved_bytes(self, lane: int) -> float:
-        """Return the bytes that a lane of copies moves in a step, on average over a period."""
-        first, end = self.steps.job_rows.begins[[self.num_steady - self.period, self.num_steady]]
-        jobs = self.steps.jobs
-        is_own = jobs["lane"][first:end] == lane
-        return float(jobs["counted"][first:end][is_own].sum()) / self.period
-
-
-def record(costs: StepCosts, config: ZenFlowConfig, phase: int) -> Recorded:
-    """Return the engine's schedule in release mode on one GPU.
+def record(structure: Structure, phase: int | None) -> Recorded:
+    """Return the engine's schedule on one device.
 
     Args:
-        costs: Of one step of the model.
-        config: The update rule's settings, without selections that recur.
-        phase: Steps, modulo a window, behind which a selection is recorded.
+        structure: Blocks, windows and queues.
+        phase: Steps, modulo a window, behind which a selection is recorded; None records none.
 
     Raises:
         CannotRecordError: It does what no tape can hold, or does not repeat.
     """
     with _no_collection():
         try:
-            return _recorded(costs, config, phase)
+            return _recorded(structure, phase)
         except TypeError as error:  # of a stand-in, which has no such operation
             raise CannotRecordError(
                 f"the schedule computes what no tape can hold: {error}"
@@ -91,9 +55,10 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _recorded(costs: StepCosts, config: ZenFlowConfig, phase: int) -> Recorded:
+def _recorded(structure: Structure, phase: int | None) -> Recorded:
+    costs, config = structure.costs, structure.config
     machine, period = TapeMachine(costs), config.update_interval
-    schedule = TapedSchedule(machine, costs, config)
+    schedule = TapedSchedule(machine, costs, config, releases=structure.releases)
     schedule.costs = TapeCosts(costs)  # type: ignore[assignment]
     first = config.full_warm_up_rounds + period
     most = first + _MOST_WINDOWS * period
@@ -103,7 +68,7 @@ def _recorded(costs: StepCosts, config: ZenFlowConfig, phase: int) -> Recorded:
             raise CannotRecordError("the schedule does not repeat")
         states.append(schedule.next_state())
     num_steady = len(states)
-    if 0 < config.topk_ratio < 1:
+    if phase is not None:
         back = (num_steady - phase) % period
         schedule.go_back_to(states[num_steady - back - 1])
         schedule.selects_next = True
@@ -111,7 +76,7 @@ def _recorded(costs: StepCosts, config: ZenFlowConfig, phase: int) -> Recorded:
         while schedule.next_state() != next(usual):
             if machine.tape.number > 2 * most:
                 raise CannotRecordError("the schedule does not repeat behind a selection")
-    return Recorded(StepArrays(machine.tape), num_steady, period)
+    return Recorded(machine.tape, num_steady, period, is_cpu=structure.is_cpu)
 
 
 class _TapeWaits(Waits):
@@ -154,7 +119,6 @@ class TapedSchedule(EngineSchedule):
     machine: TapeMachine
     selects_next = False
     _waits_type = _TapeWaits
-    _ring: Ring
 
     def next_state(self) -> _State:
         """Take a step, and return the state after it."""
@@ -176,7 +140,9 @@ class TapedSchedule(EngineSchedule):
                 for later, items in sorted(self._landings.items())
                 for item in items
             ],
-            ring=[(size, ago(events)) for size, events in self._ring.waiting],
+            ring=[(size, ago(events)) for size, events in self._ring.waiting]
+            if self._ring
+            else [],
             intake=_kept(vars(self._intake)),
             due=[own - step for own in self._calendar.next_due],
             wants_selection=list(self._wants_selection),
@@ -197,7 +163,8 @@ class TapedSchedule(EngineSchedule):
         self._landings.clear()
         for later, segment, num_bytes, computed in state.landings:
             self._landings[step + later].append(Landing(segment, num_bytes, *events(computed)))
-        self._ring.waiting = [(size, events(since)) for size, since in state.ring]
+        if self._ring:
+            self._ring.waiting = [(size, events(since)) for size, since in state.ring]
         vars(self._intake).update(_kept(state.intake))
         self._calendar.next_due = [step + own for own in state.due]
         self._wants_selection = list(state.wants_selection)

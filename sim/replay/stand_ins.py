@@ -17,6 +17,7 @@ from sim.replay.tape import (
     OTHERS,
     PER_UNIT,
     TIMES,
+    WORKS,
     CannotRecordError,
     Event,
     Seconds,
@@ -25,6 +26,7 @@ from sim.replay.tape import (
 from sim.timing.costs import StepCosts
 
 _DEVICE = LANES.index("device")
+_WORK = {name: WORKS.index(name) for name in ("forward", "backward", "step")}
 
 
 class Sum:
@@ -124,9 +126,9 @@ class _TapeEnvironment:
 class _TapeLane:
     """A lane that only records."""
 
-    def __init__(self, tape: Tape, lane: int) -> None:
+    def __init__(self, tape: Tape, name: str) -> None:
         self._tape = tape
-        self._lane = lane
+        self._lane, self._work = LANES.index(name), WORKS.index(name)
 
     def submit(
         self,
@@ -141,7 +143,7 @@ class _TapeLane:
         del name
         steps = work.steps if isinstance(work, _HostWork) else 0.0
         return self._tape.submit(
-            self._lane, work.seconds, work.num_bytes, steps, work.counted, step,
+            self._lane, self._work, work.seconds, work.num_bytes, steps, work.counted, step,
             deadline or step, rank, after,  # only the host goes by deadlines
         )  # fmt: skip
 
@@ -160,9 +162,12 @@ class TapeMachine(Machine):
         super().__init__(costs.hardware, keeps_spans=False)
         self.tape = Tape()
         self.env: Any = _TapeEnvironment(self.tape)
-        for number, name in enumerate(LANES):
-            setattr(self, name, _TapeLane(self.tape, number))
-        self.fabric = self.nvme_read = self.nvme_write = None  # type: ignore[assignment]
+        self._together: dict[str, Any] = {}
+        """Seconds of all segments' passes by name, as one sum."""
+        for name in LANES[1:]:
+            setattr(self, name, _TapeLane(self.tape, name))
+        self.device = self.fabric = None  # type: ignore[assignment]
+        self.nvme_read = self.nvme_write = None  # type: ignore[assignment]
         hardware = costs.hardware
         quantities = {name: _UnknownQuantity(_other(costs, name)) for name in (*PER_UNIT, *TIMES)}
         latency = {"latency": _UnknownQuantity(_other(costs, "latency"))}
@@ -177,17 +182,22 @@ class TapeMachine(Machine):
         self.unpack_rate = quantities["unpack_bandwidth"].value
         self.copy_seconds = quantities["copy"].value + latency["latency"].value
 
-    def compute(self, name: str, seconds: float, step: int, after: Iterable[Any] = ()) -> Any:
-        """Queue work on the device; return the event of its end."""
-        del name
-        return self.tape.submit(_DEVICE, seconds, 0.0, 0.0, 0.0, step, step, 0, after)
+    def compute(self, name: str, seconds: Any, step: int, after: Iterable[Any] = ()) -> Any:
+        """Queue work on the device; return the event of its end.
+
+        Raises:
+            CannotRecordError: It is neither a pass nor the optimizer's step.
+        """
+        work = _WORK.get(name)
+        if work is None:
+            raise CannotRecordError(f"the device's {name} is no part of a tape")
+        return self.tape.submit(_DEVICE, work, seconds, 0.0, 0.0, 0.0, step, step, 0, after)
 
     def compute_all(self, name: str, seconds: Iterable[float], step: int) -> Any:
-        """Queue works on the device; return the event of the end of the last."""
-        del name
-        for each in seconds:
-            done = self.tape.submit(_DEVICE, each, 0.0, 0.0, 0.0, step, step, 0, ())
-        return done
+        """Queue works on the device as one, as nobody waits for any but the last."""
+        if name not in self._together:
+            self._together[name] = sum(seconds)
+        return self.compute(name, self._together[name], step)
 
     def host_work(
         self, num_bytes: float, steps: float = 0.0, kind: FlowKind | None = None

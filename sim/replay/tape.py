@@ -17,6 +17,9 @@ from zenflow.errors import ZenFlowError
 
 LANES = ("device", "d2h", "h2d", "host")
 """Lanes of a tape, by their number in it."""
+WORKS = ("forward", "backward", "step", "d2h", "h2d", "host")
+"""Kinds of work, by their number on a tape: those of the device by name, others by lane."""
+_DEVICE = 0
 
 
 class CannotRecordError(ZenFlowError):
@@ -56,6 +59,7 @@ class Event:
     processed = False
     """Whether the event is over on every machine, as the schedule has waited for it."""
     callbacks: tuple[Any, ...] | None = ()
+    is_on_device = False
 
     def __init__(self, job: int) -> None:
         self.job = job
@@ -93,7 +97,8 @@ def times_of(costs: StepCosts) -> list[float]:
 
 
 JOB = (
-    "lane", "seconds", "num_bytes", "steps", "counted", "step", "deadline", "rank", "num_after",
+    "lane", "work", "seconds", "num_bytes", "steps", "counted", "step", "deadline", "rank",
+    "num_after",
 )  # fmt: skip
 """Numbers of a job. Its seconds are a number on the tape; steps count from the submitting one."""
 OPERATION = ("awaited", "sleep", "submitted")
@@ -134,10 +139,12 @@ class Tape:
         self._numbers: dict[int, int] = {}
         """Number of each sum, by its identity: schedules hand the same ones on."""
         self._first_job = self._first_operation = self._num_gaps = 0
+        self._on_device: list[Event] = []
+        """Ends of the device's work that may not be over, in order."""
 
     def submit(
-        self, lane: int, seconds: Any, num_bytes: float, steps: float, counted: float, step: int,
-        deadline: int, rank: int, after: Iterable[Any],
+        self, lane: int, work: int, seconds: Any, num_bytes: float, steps: float, counted: float,
+        step: int, deadline: int, rank: int, after: Iterable[Any],
     ) -> Event:  # fmt: skip
         """Append a job; return the event of its end."""
         place, now = self.num_jobs, self.number
@@ -146,11 +153,15 @@ class Tape:
         if behind:
             self.after.extend(behind)
         self.jobs.extend((
-            lane, number, num_bytes, steps, counted, step - now, deadline - now, rank,
+            lane, work, number, num_bytes, steps, counted, step - now, deadline - now, rank,
             len(behind),
         ))  # fmt: skip
         self.num_jobs = place + 1
-        return Event(place)
+        done = Event(place)
+        if lane == _DEVICE:
+            done.is_on_device = True
+            self._on_device.append(done)
+        return done
 
     def wait(self, event: Any) -> None:
         """Append a wait of the schedule.
@@ -165,6 +176,11 @@ class Tape:
         self.operations.extend((awaited, self._number(event.sleep), submitted))
         self.num_operations += 1
         event.processed, event.callbacks = True, None  # what follows comes behind it
+        if event.is_on_device:  # its work is done in turn
+            over = [own for own in self._on_device if own.job <= event.job]
+            for own in over:
+                own.processed, own.callbacks = True, None
+            del self._on_device[: len(over)]
 
     def watch(self, passed: Event, room: Sequence[Event]) -> None:
         """Append a wait of backward."""

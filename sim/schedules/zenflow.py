@@ -93,6 +93,8 @@ class EngineSchedule(AbstractSchedule):
         self._sizes = [float(share.deferred * costs.dtype_bytes) for share in self.plan.shares]
         self._moved: list[float] = []
         self._taken: list[float] = []
+        self._backward: list[float] = []
+        """Seconds of each segment's backward in release mode."""
         self._wants_selection = [False] * len(self.plan.blocks)
         self._landings: defaultdict[int, list[Landing]] = defaultdict(list)
         self._ring: Ring | None = None
@@ -111,6 +113,8 @@ class EngineSchedule(AbstractSchedule):
         if moved != self._moved:  # most steps move what the one before has moved
             self._moved = moved
             self._taken = [self._taking_seconds(index) for index in range(len(moved))]
+            own = zip(self.costs.segments, self._taken, strict=True)
+            self._backward = [segment.backward + taken for segment, taken in own]
         self._waits.seconds = 0.0
         if self._releases:
             before = self._compute(step)
@@ -155,7 +159,7 @@ class EngineSchedule(AbstractSchedule):
         begun = self.forward(step)
         # Gradients of a segment are taken to come evenly while its backward runs.
         for index in reversed(range(len(self.costs.segments))):
-            passed = self.backward_of(index, step, self._backward_seconds(index), room)
+            passed = self.backward_of(index, step, self._backward[index], room)
             room = self._send(index, step, passed, begun)
             self._waits.watch(passed, [("d2h", room)], step)
             begun = passed
@@ -164,10 +168,6 @@ class EngineSchedule(AbstractSchedule):
     def _keep(self, step: int) -> list[simpy.Event]:
         """Queue forward and backward in keep mode; return the ends of all reductions."""
         return self.compute(step, passes=2.0)
-
-    def _backward_seconds(self, index: int) -> float:
-        """Return the seconds of a segment's backward in release mode."""
-        return self.costs.segments[index].backward + self._taken[index]
 
     def _taking_seconds(self, index: int) -> float:
         """Return the seconds in which backward lets a segment's gradients go."""

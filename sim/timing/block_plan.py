@@ -181,11 +181,15 @@ class Structure:
     dtype_bytes: int
     accumulation: int
     intake_factor: float
+    is_cpu: bool
+    """Whether a CPU plays the device."""
+    releases: bool
+    """Whether gradients leave during backward."""
     costs: StepCosts = field(compare=False)
     """Costs of one of the machines."""
 
 
-def structure_of(costs: StepCosts, config: ZenFlowConfig) -> Structure:
+def structure_of(costs: StepCosts, config: ZenFlowConfig, *, releases: bool = True) -> Structure:
     """Return the structure of a step's schedule under a configuration."""
     segments = tuple((segment.matrices, segment.vectors) for segment in costs.segments)
     shapes = [m for matrices, _ in segments for m in matrices if is_split(m[0] * m[1], config)]
@@ -198,6 +202,8 @@ def structure_of(costs: StepCosts, config: ZenFlowConfig) -> Structure:
         dtype_bytes=costs.dtype_bytes,
         accumulation=costs.accumulation,
         intake_factor=costs.intake_factor,
+        is_cpu=costs.hardware.device.is_cpu,
+        releases=releases,
         costs=costs,
     )
 

@@ -109,15 +109,14 @@ def _interval(
         return None
     from sim.fitting.left_out import left_out_of
     from sim.fitting.uncertainty import interval_of  # loads numpy, which help need not
+    from sim.steady import steady
 
     drawn_so_far = itertools.count(1)
 
     def step_seconds(drawn: HardwareProfile) -> float:
         patience.update(f"draw {next(drawn_so_far)} of {flags['draws']}")
         costs = costs_of(workload, drawn)
-        return simulate(
-            costs, strategy, pinned=not flags["pageable"], keeps_spans=False
-        ).step_seconds
+        return steady(costs, strategy, pinned=not flags["pageable"]).step_seconds
 
     return interval_of(
         hardware, step_seconds, count=flags["draws"], seed=flags["seed"],

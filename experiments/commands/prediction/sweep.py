@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from experiments.sweeps.execution.run import Outcome
     from experiments.sweeps.grid import Sweep
 
-_METHODS = ("auto", "simulate", "closed-form")
 _SHOWN = 5
 
 
@@ -78,12 +77,6 @@ def _moved(context: click.Context, parameter: click.Parameter, value: str | None
     callback=_moved,
 )  # fmt: skip
 @option(
-    "--method", type=click.Choice(_METHODS), default="auto", show_default=True, section="Grid",
-    help="auto: a closed form where one holds, else a simulation.",
-)  # fmt: skip
-@option("--tolerance", type=float, section="Grid",
-        help="Relative error accepted of a closed form.")  # fmt: skip
-@option(
     "--out", type=NEW_FOLDER, section="Output",
     help="Results go here. The same command with the same folder goes on where it ended.",
 )  # fmt: skip
@@ -128,8 +121,6 @@ def _find(context: click.Context, flags: Mapping[str, Any]) -> int:
     from experiments.sweeps.prices import parse_prices
     from experiments.sweeps.search import cheapest
 
-    if flags["method"] == "closed-form":
-        raise ConfigError("--find simulates what plans recommend: leave --method closed-form out")
     sweep = _sweep(context, flags)
     _say_notes(sweep)
     with Patience(f"Planning up to {sweep.num_points} points") as patience:
@@ -193,7 +184,7 @@ def _sweep(context: click.Context, flags: Mapping[str, Any]) -> Sweep:
     from experiments.request.request import Request
     from experiments.request.workload import as_traced
     from experiments.sweeps.axes.parsing import parse_axes
-    from experiments.sweeps.grid import TOLERANCE, Sweep
+    from experiments.sweeps.grid import Sweep
 
     if not flags["axes"]:
         raise ConfigError(
@@ -221,8 +212,6 @@ def _sweep(context: click.Context, flags: Mapping[str, Any]) -> Sweep:
         axes=axes,
         request=as_traced(Request.of(own), own),
         knobs=given_flags(context)[1],
-        method=flags["method"],
-        tolerance=TOLERANCE if flags["tolerance"] is None else flags["tolerance"],
     )
 
 

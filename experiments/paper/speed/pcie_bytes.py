@@ -11,7 +11,8 @@ from experiments.lab.study import Data, Job, computed
 from experiments.paper import published as paper
 from experiments.paper.canvas import canvas
 from experiments.paper.speed.phases import table_costs
-from sim.simulate import Strategy, simulate
+from sim.simulate import Strategy
+from sim.steady import steady
 from zenflow.config import ZenFlowConfig
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _offload(seed: int) -> dict[str, float]:
 
 def _simulated(strategy: str, **knobs: Any) -> float:
     costs = table_costs()
-    found = simulate(costs, Strategy.of(strategy, **knobs), keeps_spans=False)
+    found = steady(costs, Strategy.of(strategy, **knobs))
     return (found.d2h_bytes + found.h2d_bytes) / (costs.num_params * costs.dtype_bytes)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from experiments.sweeps.columns import EVENTS, FORMULA, OK, RESULTS, TEXTS, Batch
+from experiments.sweeps.columns import OK, RESULTS, TEXTS, Batch
 from experiments.sweeps.grid import Sweep
 from experiments.sweeps.prices import COLUMN
 from experiments.sweeps.table import counted
@@ -54,12 +54,9 @@ def write_pictures(frame: pd.DataFrame, sweep: Sweep, value: str, folder: Path) 
 
 def summary(sweep: Sweep, found: Batch, *, shown: int) -> str:
     """Return the counts of points by outcome, and the fastest ones."""
-    methods = counted(found, "method")
     listed = ", ".join(f"{count} {status}" for status, count in counted(found, "status").items())
     lines = [
-        f"{len(found)} of {sweep.num_points} points: {listed or 'none'}; "
-        f"{methods.get(FORMULA, 0)} by a closed form, {methods.get(EVENTS, 0)} simulated. "
-        "Predicted, not measured."
+        f"{len(found)} of {sweep.num_points} points: {listed or 'none'}. Predicted, not measured."
     ]
     predicted = found.where(found.columns["status"] == OK)
     fastest = np.argsort(-predicted.columns["tokens_per_second"], kind="stable")[:shown]

@@ -68,7 +68,7 @@ class ShardedEngineSchedule(EngineSchedule):
         adding: _Adding | None = None
         for unit in reversed(range(len(self._passes.units))):
             indices = self._passes.units[unit][::-1]
-            seconds = [self._backward_seconds(index) for index in indices]
+            seconds = [self._backward[index] for index in indices]
             passed, reduced = self._passes.backward(unit, seconds, step, room)
             room = []
             for index in indices:

@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from experiments.request.request import Request
 from experiments.sweeps.axes.parsing import parse_axes
-from experiments.sweeps.grid import TOLERANCE, Sweep
+from experiments.sweeps.grid import Sweep
 from experiments.sweeps.pictures.fronts import draw_pareto, front
 from experiments.sweeps.pictures.plots import draw_sweep
 from experiments.sweeps.points import rows_of
@@ -18,51 +18,13 @@ from experiments.sweeps.table import read_table
 from tests.experiments.swept import BASE, CARD, GRID, all_rows, run, sweep_of, table_of_all
 
 
-def test_a_closed_form_says_what_events_say_where_both_answer():
-    axes = (
-        "model=qwen2.5-0.5b", "host=epyc-9654", "batch=4", "sequence=1024", "S=1,4", "d2h=12,30",
-        "h2d=9,50", "duplex=1", "dram=100,800", "strategy=zenflow,published_zero_offload",
-    )  # fmt: skip
-    whole = {name: sweep_of(*axes, knobs={"select_interval": 0}, method=name, tolerance=0.0)
-             for name in ("closed-form", "simulate")}  # fmt: skip
-    formula, events = (all_rows(sweep) for sweep in whole.values())
-    assert {row["method"] for row in events.values()} == {"simulated"}
-    both = [index for index, row in formula.items() if row["status"] == "ok"]
-    assert len({formula[index]["step_seconds"] for index in both}) >= 5
-    for index in both:
-        assert formula[index]["method"] == "closed form"
-        for name in ("step_seconds", "stall_seconds"):
-            assert formula[index][name] == pytest.approx(
-                events[index][name], rel=1e-5, abs=1e-6 * events[index]["step_seconds"]
-            )
-    others = [row for row in formula.values() if row["status"] != "ok"]
-    assert all(row["status"] == "no formula" and "simulate" in row["reason"] for row in others)
-
-
-def test_a_closed_form_is_as_near_as_its_tolerance_says():
-    axes = (
-        "model=qwen2.5-0.5b", "host=epyc-9654", "batch=4", "sequence=1024", "S=2,4",
-        "link_rate=20:80:x2", "duplex=0.6,0.75",
-    )  # fmt: skip
-    knobs = {"select_interval": 0}
-    near = all_rows(sweep_of(*axes, knobs=knobs))
-    events = all_rows(sweep_of(*axes, knobs=knobs, method="simulate"))
-    found = [index for index, row in near.items() if row["method"] == "closed form"]
-    assert len(found) >= 3
-    for index in found:
-        assert near[index]["step_seconds"] == pytest.approx(
-            events[index]["step_seconds"], rel=TOLERANCE
-        )
-
-
-def test_points_solved_together_are_as_points_solved_alone():
+def test_points_found_together_are_as_points_found_alone():
     sweep = sweep_of(
         "model=qwen2.5-0.5b", "host=epyc-9654", "batch=4", "sequence=1024", "link_rate=4:64:x2",
         "duplex=1", "dram=400,800", "link.latency=1e-5,2e-3", knobs={"select_interval": 0},
     )  # fmt: skip
     together = all_rows(sweep)
-    solved = [row for row in together.values() if row["method"] == "closed form"]
-    assert len({row["step_seconds"] for row in solved}) >= 4
+    assert len({row["step_seconds"] for row in together.values()}) >= 4
     alone = {index: dict(rows_of(sweep, [index]))[index] for index in range(sweep.num_points)}
     assert together == alone
 
@@ -110,7 +72,6 @@ def test_a_sweep_without_any_sense_is_refused_before_it_begins(tmp_path):
         ([*CARD, *GRID, "--value", "step_secnds"], "step_seconds"),
         ([*CARD, *GRID, "--price", "rtx4091=3"], "rtx4090"),
         ([*CARD, *GRID, "--price", "rtx4090=free"], "price"),
-        ([*CARD, *GRID, "--tolerance", "-1"], "tolerance"),
         ([*CARD, "--vary", "dram=1:90000:1", "--vary", "d2h=1:90000:1"], "points"),
         ([*CARD, "--strategy", "superoffload", "--vary", "S=1,2"], "superoffload"),
         (["--study", "pcie5-or-cpu"], "`zenflow study whatif/NAME`"),

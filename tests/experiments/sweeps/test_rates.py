@@ -5,11 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.sweeps import points
 from experiments.sweeps.rates import groups_of, in_groups, machines_of, rate_axes
-from sim.closed_forms.steady import ClosedForm, has_closed_form
-from sim.machine import Rates
-from sim.replay.tape import CannotRecordError
+from sim import steady
+from sim.replay.arrays import RATES, rates_of
+from sim.replay.tape import times_of
 from sim.simulate import simulate
 from sim.timing.costs import costs_of
 from tests.experiments.swept import all_rows, sweep_of
@@ -47,18 +46,6 @@ def sweeps(draw, **more):
     )
 
 
-def by_itself(sweep, index):
-    """A point's step by its own costs and no others, and the formula's where it holds."""
-    case = sweep.case(index)
-    own = costs_of(case.workload, case.hardware)
-    predicted = simulate(own, case.strategy, keeps_spans=False)
-    formula = None
-    if has_closed_form(own, case.strategy):
-        found = ClosedForm(own, case.strategy).solve(tolerance=sweep.tolerance)
-        formula = found.step_seconds[0] if found.applies[0] else None
-    return predicted, formula
-
-
 @given(sweeps())
 @settings(max_examples=12, deadline=None)
 def test_points_of_a_grid_are_as_by_themselves(sweep):
@@ -67,17 +54,15 @@ def test_points_of_a_grid_are_as_by_themselves(sweep):
             with pytest.raises(ConfigError):
                 sweep.case(index).check()
         elif row["status"] == "ok":
-            predicted, formula = by_itself(sweep, index)
-            is_solved = row["method"] == "closed form"
-            assert is_solved == (formula is not None)
-            expected = formula if is_solved else predicted.step_seconds
-            assert row["step_seconds"] == pytest.approx(expected, rel=1e-9)
-            assert row["step_seconds"] == pytest.approx(predicted.step_seconds, rel=2e-3)
-            near = 2e-3 if is_solved else 1e-9
-            for name in ("stall_seconds", "selection_seconds"):
+            case = sweep.case(index)
+            costs = costs_of(case.workload, case.hardware)
+            predicted = simulate(costs, case.strategy, keeps_spans=False)
+            for name in ("step_seconds", "stall_seconds", "selection_seconds"):
                 assert row[name] == pytest.approx(
-                    getattr(predicted, name), rel=1e-9, abs=near * predicted.step_seconds
+                    getattr(predicted, name), rel=1e-9, abs=1e-9 * predicted.step_seconds
                 )
+            for name in ("d2h_bytes", "h2d_bytes"):
+                assert row[name] == pytest.approx(getattr(predicted, name))
         else:
             assert row["status"] == "does not fit"
 
@@ -90,7 +75,8 @@ def test_rates_as_arrays_are_each_machines_own(sweep):
             case = sweep.case(int(group.points[0]))
         except ConfigError:
             continue
-        axes, known = machines_of(sweep, case, group)
+        costs = costs_of(case.workload, case.hardware)
+        rates, times, known = machines_of(sweep, case, costs, group)
         for place, index in enumerate(group.points.tolist()):
             try:
                 own = sweep.case(index)
@@ -98,23 +84,24 @@ def test_rates_as_arrays_are_each_machines_own(sweep):
                 assert not known[place]
                 continue
             assert known[place]
-            rates, costs = Rates.of(own.hardware), costs_of(own.workload, own.hardware)
-            for name in ("d2h", "h2d", "duplex", "dram", "host", "steps"):
-                assert axes[name][place] == pytest.approx(getattr(rates, name), rel=1e-12)
-            if "forward" in axes:
-                assert axes["forward"][place] == pytest.approx(costs.forward_seconds)
-                assert axes["backward"][place].sum() == pytest.approx(costs.backward_seconds)
+            costs = costs_of(own.workload, own.hardware)
+            found, expected = (
+                {
+                    name: rate
+                    for name, rate in zip(RATES, own_rates, strict=True)
+                    if name != "cores"
+                }
+                for own_rates in (rates[place], rates_of(costs))
+            )  # cores are shared where a CPU plays the device
+            assert found == pytest.approx(expected, rel=1e-12)
+            own_times = times[place if len(times) > 1 else 0]
+            assert own_times.tolist() == pytest.approx(times_of(costs), rel=1e-12)
 
 
 def test_without_the_replay_rows_are_the_same(monkeypatch):
-    sweep = sweep_of("model=qwen2.5-0.5b", "S=1,4", "dram=20,80", "tflops=80,300",
-                     method="simulate")  # fmt: skip
+    sweep = sweep_of("model=qwen2.5-0.5b", "S=1,4", "dram=20,80", "tflops=80,300")
     rows = all_rows(sweep)
-
-    def refuse(*_):
-        raise CannotRecordError("the replay is not built")
-
-    monkeypatch.setattr(points, "recording_of", refuse)
+    monkeypatch.setattr(steady, "replay_library", lambda: None)
     slowly = all_rows(sweep)
     assert rows.keys() == slowly.keys()
     for index, row in rows.items():

@@ -77,7 +77,7 @@ def points_in(folder):
 @pytest.mark.parametrize("kept", [0, 1, 4])
 def test_a_killed_sweep_goes_on_to_the_same_table(whole, tmp_path, monkeypatch, kept):
     monkeypatch.setattr(journals, "_SECONDS", 0.0)  # a part for every batch
-    sweep, folder = sweep_of("S=1,2,4", "dram=20:80:x2", method="simulate"), tmp_path / "killed"
+    sweep, folder = sweep_of("S=1,2,4", "dram=20:80:x2"), tmp_path / "killed"
     expected = table_of_all(sweep)
     with monkeypatch.context() as patched:
         patched.setattr(runs, "local_batches", partial(_killed, after=kept))
@@ -231,7 +231,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(tmp_path):
 
 
 def test_ctrl_c_while_workers_load_ends_without_a_word_of_theirs(tmp_path):
-    words = [*BASE, *CARD, "--vary", "dram=20:520:0.5", "--method", "simulate", "--workers",
+    words = [*BASE, *CARD, "--vary", "dram=20:520:0.5", "--workers",
              str(PROCESSES), "--out", str(tmp_path / "out")]  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-m", "experiments.cli", *words],

@@ -149,4 +149,3 @@ def test_what_can_not_be_found_is_said():
     some = run(*words, "--find", "dram", "--rate", "10")
     assert some.exit_code == 0, some.output
     assert "Least dram for 10 tokens/s: 20" in some.output
-    assert run(*words, "--find", "dram", "--rate", "9", "--method", "closed-form").exit_code == 2

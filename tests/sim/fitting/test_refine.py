@@ -10,7 +10,8 @@ from sim.fitting.refine import Observation, _better, on_link, predict, refine
 from sim.hardware.catalog import find_machine
 from sim.models.table import find_model
 from sim.models.workload import Workload
-from sim.simulate import Strategy, simulate
+from sim.simulate import Strategy
+from sim.steady import steady
 from sim.timing.costs import costs_of
 
 # Launches that bind the device would hide what the update takes.
@@ -22,7 +23,7 @@ NAMES = ("host.core_bandwidth", "overheads.step", "overheads.device_update")
 def observation(strategy, batch, link=None, **knobs):
     workload = Workload.of_config(*find_model("gpt2"), batch_size=batch, sequence=512)
     chosen = Strategy.of(strategy, **knobs)
-    seen = simulate(costs_of(workload, on_link(TRUTH, link)), chosen, keeps_spans=False)
+    seen = steady(costs_of(workload, on_link(TRUTH, link)), chosen)
     return Observation(
         label=f"{strategy} {batch}",
         workload=workload,

@@ -16,6 +16,7 @@ from sim.planning.options import Planner, default_reserve
 from sim.planning.rules import BASELINES, WORTH, distance
 from sim.planning.search import Search
 from sim.simulate import Strategy, simulate
+from sim.steady import steady
 from sim.timing.host_memory import PROCESS_BYTES
 
 pytestmark = pytest.mark.usefixtures("simulated_once")
@@ -122,12 +123,8 @@ def test_as_many_gradients_wait_as_the_host_has_room_for():
         assert not needs[-1].short_of(tight)
         assert needs[-1].strategy == item.strategy, "the engine finds out itself"
         done = made.planner.predict(needs[-1])
-        assert done == simulate(
-            replace(made.planner.costs(item.workload), hardware=tight),
-            item.strategy,
-            keeps_spans=False,
-            num_steps=2,
-        )
+        costs = replace(made.planner.costs(item.workload), hardware=tight)
+        assert done == steady(costs, item.strategy, num_steps=2)
     assert depths == [4, 4, 3, 1]
     # With a reserve fewer may wait than the engine would let, so the setting has to say so.
     tight = machine.with_values({"host.dram_bytes": held + 6.0 * own.host.staging})

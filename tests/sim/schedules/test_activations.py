@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from sim.closed_forms.steady import has_closed_form
 from sim.hardware.catalog import find_machine
 from sim.memory.engine import engine_memory
 from sim.memory.need import memory_of
@@ -14,7 +14,10 @@ from sim.models.table import find_model
 from sim.models.work import Work
 from sim.models.workload import Workload
 from sim.planning.estimates import estimated_seconds
+from sim.replay.arrays import rates_of
+from sim.replay.tape import CannotRecordError, times_of
 from sim.simulate import STRATEGIES, Strategy, simulate
+from sim.steady import steady_many
 from sim.timing.costs import costs_of
 from tests.sim.memory.test_need import saved_bytes
 from tests.sim.test_schedules import ENDLESS, LAYERS, costs, near
@@ -224,11 +227,13 @@ def test_stalls_and_work_add_up_to_the_step(name, accumulation):
     assert stalls == pytest.approx(predicted.stall_seconds, abs=1e-6)
 
 
-def test_there_is_no_closed_form_and_estimates_count_the_copies():
+def test_such_a_step_is_not_recorded_and_estimates_count_the_copies():
     strategy = Strategy.of("zenflow", select_interval=0)
     sent, plain = costs_of(AWAY, MACHINE), costs_of(WORK, MACHINE)
-    assert has_closed_form(plain, strategy)
-    assert not has_closed_form(sent, strategy)
+    machine = np.array([rates_of(plain)]), np.array([times_of(plain)])
+    assert steady_many(plain, strategy, *machine).step_seconds[0] > 0
+    with pytest.raises(CannotRecordError, match="activations"):
+        steady_many(sent, strategy, *machine)
     slow = MACHINE.with_values({"link.d2h": 1e9, "link.h2d": 1e9})
     shapes = [p.shape for p in WORK.parameters]
     own = engine_memory(shapes, strategy.config, 2)

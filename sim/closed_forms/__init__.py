@@ -1,1 +1,0 @@
-"""Steady states by formulas, for thousands of machines at once."""
