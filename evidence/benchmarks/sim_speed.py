@@ -198,14 +198,14 @@ def table(record: dict[str, Any]) -> str:
         f"{'':<38}{'per second':>{WIDTH}}{'quartiles':>22}{'aim':>{WIDTH}}{'x floor':>{WIDTH}}"
     ]
     for key, values in record["rates"].items():
-        aim = next((f"{aim:,.0f}" for kind, aim in AIMS.items() if key.startswith(kind)), "-")
+        aim = AIMS.get(key, AIMS["events"] if key.startswith("events") else None)
         low, _, high = values["quartiles"]
         floor = record["times_floor"].get(key)
         times = "-" if floor is None else f"{floor['median']:.1f}"
         lines.append(
             f"{key:<38}{values['median']:>{WIDTH},.0f}"
             f"{f'{low:,.0f} .. {high:,.0f}':>22}"
-            f"{aim:>{WIDTH}}{times:>{WIDTH}}"
+            f"{'-' if aim is None else f'{aim:,.0f}':>{WIDTH}}{times:>{WIDTH}}"
         )
     lines.append(
         f"events: steps of {MODEL} a second. Floor: as many events that do nothing, through "
