@@ -17,7 +17,7 @@
 #   OUT          where `make run` writes
 #   ARGS         more arguments for `make run`, `make figures` or `make gpu`
 #   PART         parts of `make gpu`
-#   TEST_WORKERS processes that share the tests (default: 2); 0 is none but pytest's own
+#   TEST_WORKERS processes that share the tests (default: 3); 0 is none but pytest's own
 #   PYTEST_ARGS  more arguments for pytest
 #   PY           an interpreter with all dependencies: nothing is installed, no .venv is made
 
@@ -27,7 +27,7 @@ EXTRAS ?= hf
 TORCH_INDEX ?=
 ARGS ?=
 PART ?=
-TEST_WORKERS ?= 2
+TEST_WORKERS ?= 3
 PYTEST_ARGS ?=
 
 ifdef PY
@@ -46,6 +46,9 @@ else
   READY_ALL := $(VENV)/.ready-all
   READY_WHEELS := $(VENV)/.ready-wheels
 endif
+
+# Without compiled files each process that tests start would compile all that it loads.
+unexport PYTHONDONTWRITEBYTECODE
 
 ifndef OUT
   OUT := runs/$(shell date +%Y%m%d-%H%M%S)-compare

@@ -9,8 +9,10 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
         "torch._dynamo",
+        "fsspec.core",  # torch loads it with the first checkpoint
         "tests.zenflow.data_parallel.ranks",
         "tests.experiments.training.parts.rank",
+        "tests.frozen",
     ]
 )
 
