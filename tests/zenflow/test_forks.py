@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import pytest
 import torch
 from torch import nn
 
+from tests.forks import FORKS, exit_codes, send_output
 from tests.models import assert_equal, closing, weights_of
 from tests.zenflow.runs import CONFIG, MODES, make, take_steps
 from zenflow import ZenFlowAdamW
@@ -53,35 +55,44 @@ def in_child(function):
         os._exit(code)
 
 
-def differentiate():
-    torch.ones(1, requires_grad=True).sum().backward()
+def run_apart(function, mode, path):
+    send_output(errors=path)
+    function(mode)
 
 
-@pytest.fixture
-def backward_in_child():
-    """Skip a test where torch refuses backward in each child.
+def check_apart(function, mode, path):
+    """Call a function in a process where no backward has run.
 
-    That is so once an earlier test of this process has started autograd's threads.
+    Once autograd has threads, as an earlier test's backward may have started them, torch refuses
+    backward in each child.
     """
-    if in_child(differentiate) != 0:
-        pytest.skip("torch refuses backward in a child: autograd's threads run in this process")
+    process = FORKS.Process(target=run_apart, args=(function, mode, path))
+    process.start()
+    codes = exit_codes([process], 2 * SECONDS)
+    assert codes == [0], path.read_text()
 
 
-@pytest.fixture(params=sorted(MODES))
-def forked(request):
-    """A model and an optimizer with three host threads, in the middle of a window.
+@contextmanager
+def forking(mode):
+    """Yield a model and an optimizer with three host threads, in the middle of a window.
 
-    What the test does between must not change what comes after.
+    What happens between must not change what comes after.
     """
-    undisturbed, other = make(request.param, host_threads=3)
+    undisturbed, other = make(mode, host_threads=3)
     with closing(other):
         take_steps(undisturbed, other, range(7))
-    model, optimizer = make(request.param, host_threads=3)
+    model, optimizer = make(mode, host_threads=3)
     with closing(optimizer):
         take_steps(model, optimizer, range(3))
         yield model, optimizer
         take_steps(model, optimizer, range(3, 7))
     assert_equal(weights_of(model), weights_of(undisturbed))
+
+
+@pytest.fixture(params=sorted(MODES))
+def forked(request):
+    with forking(request.param) as made:
+        yield made
 
 
 def test_the_end_of_an_optimizer_is_of_no_effect_in_a_child(forked):
@@ -125,32 +136,43 @@ def calls(model, optimizer):
         yield model.loss(3).backward
 
 
-@pytest.mark.usefixtures("backward_in_child")
-def test_every_call_in_a_child_says_whose_the_optimizer_is(forked):
-    asked = list(calls(*forked))
+def ask_in_child(mode):
+    with forking(mode) as (model, optimizer):
+        asked = list(calls(model, optimizer))
 
-    def ask():
-        for call in asked:
-            with pytest.raises(RuntimeError, match=BELONGS) as caught:
-                call()
-            assert "." not in str(caught.value), "one sentence"
+        def ask():
+            for call in asked:
+                with pytest.raises(RuntimeError, match=BELONGS) as caught:
+                    call()
+                assert "." not in str(caught.value), "one sentence"
 
-    assert in_child(ask) == 0
+        assert in_child(ask) == 0
 
 
-@pytest.mark.usefixtures("backward_in_child")
-def test_a_child_trains_with_an_optimizer_of_its_own(forked):
-    model, optimizer = forked
+def train_in_child(mode):
+    with forking(mode) as (model, optimizer):
 
-    def train():
-        optimizer.close()
-        model.zero_grad()
-        own = ZenFlowAdamW(model.parameters(), config=CONFIG, max_grad_norm=0.5, host_threads=3)
-        take_steps(model, own, range(5))
-        assert own.report.step == 5
-        own.close()
+        def train():
+            optimizer.close()
+            model.zero_grad()
+            own = ZenFlowAdamW(
+                model.parameters(), config=CONFIG, max_grad_norm=0.5, host_threads=3
+            )
+            take_steps(model, own, range(5))
+            assert own.report.step == 5
+            own.close()
 
-    assert in_child(train) == 0
+        assert in_child(train) == 0
+
+
+@pytest.mark.parametrize("mode", sorted(MODES))
+def test_every_call_in_a_child_says_whose_the_optimizer_is(mode, tmp_path):
+    check_apart(ask_in_child, mode, tmp_path / "errors")
+
+
+@pytest.mark.parametrize("mode", sorted(MODES))
+def test_a_child_trains_with_an_optimizer_of_its_own(mode, tmp_path):
+    check_apart(train_in_child, mode, tmp_path / "errors")
 
 
 def test_a_child_that_ends_among_true_weights_leaves_them_alone(forked):
