@@ -1,4 +1,4 @@
-"""Loaded last by a process that is forked: its children's garbage collector passes over the rest."""
+"""Loaded last by a process that is forked: garbage collectors of its children leave it alone."""
 
 import gc
 

@@ -212,6 +212,7 @@ def test_links_of_a_copy_lead_where_the_notebooks_do():
         assert link in text
 
 
+@pytest.mark.usefixtures("one_kernel")
 def test_a_page_that_fails_is_named_and_leaves_the_earlier_copy(tmp_path, monkeypatch):
     import nbformat
 

@@ -38,6 +38,13 @@ ADAMW = {"lr": 1e-2, "betas": (0.9, 0.98), "eps": 1e-8, "weight_decay": 0.1}
 """Settings of AdamW."""
 
 
+@functools.cache
+def drawn_gradients(index):
+    """Return the gradients of a batch, whose numbers every dtype has."""
+    generator = torch.Generator("cpu").manual_seed(1000 + index)
+    return [torch.randint(-8, 9, s, generator=generator, device="cpu") / 8 for s in SHAPES]
+
+
 class Linear(nn.Module):
     """Parameters of all shapes, and a loss whose gradients are given numbers.
 
@@ -53,11 +60,7 @@ class Linear(nn.Module):
 
     def gradients(self, index):
         """Return the gradients of a batch."""
-        generator = torch.Generator("cpu").manual_seed(1000 + index)
-        return [
-            (torch.randint(-8, 9, p.shape, generator=generator, device="cpu") / 8).to(p)
-            for p in self.weights
-        ]
+        return [g.to(p) for g, p in zip(drawn_gradients(index), self.weights, strict=True)]
 
     def forward(self, index):
         """Return the loss of a batch."""
