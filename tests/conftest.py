@@ -4,7 +4,7 @@ import gc
 import os
 import pickle
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 # Small tensors run faster on one thread, and results don't depend on the machine's core count.
@@ -61,21 +61,27 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(100_000, 10, 10)
 
 
+def remembering(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that is called once for equal arguments, which pickle tells apart."""
+    known: dict[bytes, Any] = {}
+
+    def remembered(*inputs: Any, **settings: Any) -> Any:
+        key = pickle.dumps((inputs, settings))
+        if key not in known:
+            known[key] = function(*inputs, **settings)
+        return known[key]
+
+    return remembered
+
+
 @pytest.fixture(scope="module")
 def simulated_once() -> Iterator[None]:
     """Let plans and twins of a module share simulations: equal inputs have equal times."""
     from autotune.model import twin
     from sim.planning import options
 
-    real, known = options.steady, {}
-
-    def remembered(*inputs: Any, **settings: Any) -> Any:
-        key = pickle.dumps((inputs, settings))
-        if key not in known:
-            known[key] = real(*inputs, **settings)
-        return known[key]
-
     with pytest.MonkeyPatch.context() as patch:
+        remembered = remembering(options.steady)
         for module in (options, twin):
             patch.setattr(module, "steady", remembered)
         yield

@@ -18,13 +18,23 @@ from sim.hardware.catalog import find_machine
 from sim.hardware.file import write_profile
 from sim.memory_parts import gib
 from sim.models.table import find_model
+from sim.planning import plan as planning
+from tests.conftest import remembering
 from zenflow.config import ZenFlowConfig
 
-pytestmark = pytest.mark.usefixtures("simulated_once")
+pytestmark = pytest.mark.usefixtures("planned_once")
 GIB = 1 << 30
 SMALL = ["plan", "--model", "qwen2.5-0.5b", "--gpu", "rtx4090"]
 SHORT = [*SMALL, "--batch-size", "1", "--sequence", "512", "--draws", "0"]
 """A step with so few tokens that little has to be searched."""
+
+
+@pytest.fixture(scope="module")
+def planned_once(simulated_once):
+    """Let a question be planned once that is asked for people and for programs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planning, "plan", remembering(planning.plan))
+        yield
 
 
 @functools.cache
