@@ -26,6 +26,8 @@ else:
     settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
+# Imports make millions of objects that stay. Looking through them is a tenth of collecting tests.
+gc.set_threshold(100_000, 10, 10)
 # A shell lets what it starts in the background ignore Ctrl-C, and so would all that tests start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -52,13 +54,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Let the garbage collector pass over what imports have made, and look less often at the rest.
-
-    What was imported is there to the end.
-    """
+    """Let the garbage collector pass over what imports have made: it is there to the end."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(100_000, 10, 10)
 
 
 def remembering(function: Callable[..., Any]) -> Callable[..., Any]:
