@@ -275,9 +275,9 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages, Foll
         self._source.drop_missing()
         if self.releases_gradients:
             self._check_averages()
+            engine.use([Hyper.of(group) for group in self.param_groups], 1.0)
             self._source.take_rest()
-            engine.collector.complete(engine.step + 1)
-            grads = resident_grads_of(engine.layout, engine.collector.gradients)
+            grads = resident_grads_of(engine.layout, engine.complete_step().gradients)
         else:
             engine.measure_in_place()
             residents = [place.param.grad for place in engine.layout.residents]
@@ -338,9 +338,10 @@ class ZenFlowAdamW(Observed, TrueWeightsShown, Checkpointed, TakesAverages, Foll
         self._source.drop_missing()
         hypers = [Hyper.of(group) for group in self.param_groups]
         try:
+            engine.use(hypers, inverse_scale)
             self._source.take_rest()
             self._source.warn_of_nothing()
-            engine.finish_step(hypers, max_norm=self._max_norm(), inverse_scale=inverse_scale)
+            engine.finish_step(self._max_norm())
         except BaseException as error:
             if isinstance(error, GradientError) and not error.is_late:
                 self._forget_gradients()

@@ -8,7 +8,6 @@ have few. A block that finds no room has what waits applied, which frees its sta
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -19,7 +18,7 @@ from zenflow.columns.byte_memory import ByteMemory
 from zenflow.columns.host_rows import aligned
 from zenflow.device.base import AbstractDevice, HostValues
 from zenflow.host.jobs import AdamStep
-from zenflow.lanes.completion import Completion
+from zenflow.lanes.lease import Lease
 from zenflow.rule.adamw import Hyper
 
 
@@ -31,8 +30,8 @@ class Room:
     """First byte, counted from the pool's beginning."""
     last: int
     """Byte after the last one, counted from the pool's beginning."""
-    busy: list[Completion] = field(default_factory=list)
-    """Ends of copies and tasks that still read or write the bytes."""
+    lease: Lease = field(default_factory=Lease)
+    """Lease of the bytes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,12 +40,10 @@ class StagedGradient:
 
     values: Tensor
     """Gradient, (D, O) in the parameter's dtype."""
+    lease: Lease
+    """Lease of the memory of `values`."""
     room: Room | None
     """Room of the pool that holds the gradient; None in the block's own staging buffer."""
-    after: Sequence[Completion] = ()
-    """Work that must end before the gradient may be written to `values`."""
-    copied: list[Completion] = field(default_factory=list)
-    """Copies that bring the gradient from the device."""
     step: int = 0
     """Number of the step that the gradient is of."""
     hyper: Hyper | None = None
@@ -78,8 +75,8 @@ def adam_step(hyper: Hyper, scale: float = 1.0, grad: Tensor | None = None) -> A
 class RoomPool:
     """Pinned memory in rooms of any size, the first that fits first.
 
-    A room is free from the call that gives it back, even while work on it goes on: whoever takes a
-    room gets to know which work to wait for. So the same rooms are taken whatever the timing.
+    A room is free from the call that gives it back, even while work on it goes on: its lease names
+    that work to whoever takes the room next. So the same rooms are taken whatever the timing.
     """
 
     def __init__(self, device: AbstractDevice, num_bytes: int) -> None:
@@ -92,32 +89,28 @@ class RoomPool:
         self._free = [Room(0, self.memory.num_bytes)] if self.memory.num_bytes else []
 
     def take(self, shape: tuple[int, int], like: Tensor) -> tuple[Tensor, Room] | None:
-        """Return a matrix of this shape and of `like`'s dtype, and its room; None if none is free.
-
-        A write into the room must come after `Room.busy`.
-        """
+        """Return a matrix of this shape and `like`'s dtype, and its room; None if none is free."""
         count = shape[0] * shape[1]
         size = aligned(count * like.itemsize)
         for index, free in enumerate(self._free):
             if free.last - free.first < size:
                 continue
-            busy = [completion for completion in free.busy if not completion.has_succeeded]
-            room = Room(free.first, free.first + size, busy)
+            users = free.lease.users
+            room = Room(free.first, free.first + size, Lease(users))
             if room.last == free.last:
                 del self._free[index]
             else:
-                self._free[index] = Room(room.last, free.last, list(busy))
+                self._free[index] = Room(room.last, free.last, Lease(users))
             return self.memory.matrix(room.first, shape, like.dtype), room
         return None
 
-    def give(self, room: Room, busy: Sequence[Completion]) -> None:
-        """Take a room back. Others may write to it once the work in `busy` has ended."""
-        room.busy = list(busy)
+    def give(self, room: Room) -> None:
+        """Take a room back; its lease goes on listing whoever still uses it."""
         place = bisect(self._free, room.first, key=attrgetter("first"))
         self._free.insert(place, room)
         for index in (place, place - 1):  # neighbours become one
             if 0 <= index < len(self._free) - 1:
                 left, right = self._free[index : index + 2]
                 if left.last == right.first:
-                    ends = [c for c in (*left.busy, *right.busy) if not c.has_succeeded]
-                    self._free[index : index + 2] = [Room(left.first, right.last, ends)]
+                    lease = Lease((*left.lease.users, *right.lease.users))
+                    self._free[index : index + 2] = [Room(left.first, right.last, lease)]

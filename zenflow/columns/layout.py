@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from zenflow.columns.device_rows import Bank, NamedParam, Resident
-from zenflow.columns.gradient_queue import StagedGradient
 from zenflow.columns.host_rows import HostRows, HostSlabs
 from zenflow.columns.host_shares import HostPart, HostShares
 from zenflow.columns.shards import Shards
-from zenflow.columns.upload_buffer import UploadBuffer
 from zenflow.device.base import Gather
-from zenflow.lanes.completion import Completion, already_done
 from zenflow.rule.blocks import BlockShape
 
 
@@ -63,10 +60,7 @@ class RowVectors:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A block: its columns, its host rows, and its window's state.
-
-    `SplitParam.share_out` gives it its rows.
-    """
+    """A block: its columns and its host rows. `SplitParam.share_out` gives it its rows."""
 
     index: int
     """Rank in backward order: the calendar's name for this block."""
@@ -84,20 +78,6 @@ class Block:
     """Column index of each bank row, shape (K,), int64; a view of the parameter's."""
     bank_first: int = field(init=False)
     """Bank row of the block's first important column."""
-    count: int = 0
-    """Number of gradients in the open window, n."""
-    queue: list[StagedGradient] = field(default_factory=list)
-    """Gradients that wait on the host, the oldest first; empty under the published rule."""
-    accumulator: int = 0
-    """Index of the sum that the open window uses; of use to the published rule only."""
-    wants_selection: bool = False
-    """Whether a selection follows when the window ends."""
-    pending: PendingUpload | None = None
-    """Update in flight; None where there is none."""
-    staging_free: Completion = field(default_factory=already_done)
-    """Last host task that reads the staging buffer: the next copy into the buffer comes after."""
-    last_update: Completion = field(default_factory=already_done)
-    """Last host update of the block: its updates run one after another."""
 
     @property
     def host_shape(self) -> tuple[int, int]:
@@ -108,47 +88,6 @@ class Block:
     def host_elements(self) -> int:
         """Number of elements that this rank's host owns."""
         return self.shape.num_deferred * self.split.num_host_rows
-
-    def next_view_of(self, buffer: UploadBuffer) -> Tensor:
-        """Return a buffer's next piece as this block's upload, (D, O) in the weights' dtype."""
-        return buffer.next_view(self.host_shape, self.split.param.dtype)
-
-
-@dataclass(slots=True, eq=False)
-class PendingUpload:
-    """A block's update in flight, from its start on the host to its landing.
-
-    The upload begins in the step of the landing, after the step's last read of the weights.
-    """
-
-    block: Block
-    """Block whose weights are updated."""
-    values: Tensor
-    """Weights to upload, (D, O) in the parameter's dtype: a view of `buffer`, or the staging."""
-    buffer: UploadBuffer | None
-    """Buffer of `values`. None at a lag of 0: the update overwrites the gradient it has read."""
-    land_step: int
-    """Step by whose end the weights are on the device."""
-    opened: int
-    """Step after which the window began: its oldest gradient is of the step after."""
-    copied: Sequence[Completion]
-    """Copies of the window's last gradient, for which the step of the landing has to wait."""
-    computed: Completion
-    """End of the host's update, which writes `values`."""
-    uploaded: Completion | None = None
-    """End of the copy to the device; None until the copy is queued."""
-
-    def begin(self) -> None:
-        """Put the update in flight: the block refers to it, and its buffer is in use."""
-        self.block.pending = self
-        if self.buffer is not None:
-            self.buffer.num_open += 1
-
-    def end(self) -> None:
-        """Take the update out of flight: its piece of the buffer is then free."""
-        self.block.pending = None
-        if self.buffer is not None:
-            self.buffer.num_open -= 1
 
 
 @dataclass(slots=True, eq=False)

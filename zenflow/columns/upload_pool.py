@@ -80,14 +80,11 @@ class UploadPool:
 
     def _free(self, buffer: UploadBuffer) -> None:
         """Free a buffer's memory after its last reader."""
-        wait_all(unique(buffer.uploads), self._wait_timeout)
+        wait_all(unique(buffer.users), self._wait_timeout)
         self._device.free_slab(buffer.memory.data)
 
     def take(self, blocks: Sequence[Block]) -> UploadBuffer:
-        """Return a buffer with room for the blocks' uploads, all its updates landed.
-
-        A host task that writes to it must come after `uploads`, the copies of its last use.
-        """
+        """Return a buffer with room for the blocks' uploads, all its updates landed."""
         needed = max(self.capacity, _upload_bytes(blocks))
         free = next((buffer for buffer in self._buffers if buffer.num_open == 0), None)
         if free is not None and not needed <= free.memory.num_bytes <= 2 * needed:
@@ -97,7 +94,7 @@ class UploadPool:
         if free is None:
             free = self._buffer(needed)
             self._buffers.append(free)
-        free.offset = 0
+        free.restart()
         return free
 
 

@@ -75,16 +75,16 @@ class HostWorker:
         name: str,
         parts: list[Callable[[], None]],
         *,
+        completion: Completion,
         deadline: int,
         step: int,
         after: Sequence[Completion],
         rank: int = 0,
-    ) -> Completion:
-        """Queue a task and return its completion; it starts once all of `after` is done.
+    ) -> None:
+        """Queue a task that starts once all of `after` is done, and marks its end.
 
         Of a step's tasks with the same deadline the lowest `rank` comes first.
         """
-        completion = Completion(f"the host's {name} of step {step}")
         awaited = [before for before in after if not before.has_succeeded]
         task = HostTask(
             deadline=deadline,
@@ -102,7 +102,6 @@ class HostWorker:
         for before in awaited:
             before.when_done(partial(self._arrived, task, before))
         self._arrived(task, None)
-        return completion
 
     def _arrived(self, task: HostTask, completion: Completion | None) -> None:
         """Note an awaited completion: the last one starts the task, a failed one ends it."""

@@ -8,6 +8,7 @@ from zenflow.columns.layout import Layout, SplitParam
 from zenflow.controller import AbstractController
 from zenflow.device.base import AbstractDevice, HostValues
 from zenflow.rule.importance import ScoreCurve
+from zenflow.step.host.tasks import Window
 from zenflow.step.window_sketch import WindowSketch
 
 
@@ -19,7 +20,11 @@ class ControllerProbes:
     """
 
     def __init__(
-        self, controller: AbstractController, layout: Layout, device: AbstractDevice
+        self,
+        controller: AbstractController,
+        layout: Layout,
+        device: AbstractDevice,
+        windows: Sequence[Window],
     ) -> None:
         """Make the probes that the controller asks for; none for a layout without columns."""
         self._controller = controller
@@ -29,7 +34,7 @@ class ControllerProbes:
         self.sketch: WindowSketch | None = None
         self._curve: ScoreCurve | None = None
         if controller.measures_windows and layout.splits:
-            self.sketch = WindowSketch(layout, device)
+            self.sketch = WindowSketch(layout, device, windows)
             self.follow()
         if controller.curve_interval and layout.splits:
             self._curve = ScoreCurve(layout.widths, device.torch_device)

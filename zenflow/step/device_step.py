@@ -12,7 +12,7 @@ from zenflow.columns.device_rows import Bank, Resident, update_residents
 from zenflow.columns.layout import Layout, SplitParam
 from zenflow.device.base import AbstractDevice, HostValues
 from zenflow.rule.adamw import Hyper
-from zenflow.step.gradients.collector import StepGradients
+from zenflow.step.step import StepGradients
 from zenflow.step.window_sketch import WindowSketch
 
 

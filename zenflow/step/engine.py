@@ -45,11 +45,13 @@ from contextlib import ExitStack
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from zenflow.columns.device_rows import Resident
 from zenflow.columns.gradient_queue import RoomPool
 from zenflow.columns.handover import resize
-from zenflow.columns.layout import Layout, PendingUpload, SplitParam
+from zenflow.columns.in_flight import PendingUpload, UpdatesInFlight
+from zenflow.columns.layout import Layout, SplitParam
 from zenflow.columns.local import local_of
 from zenflow.columns.upload_pool import UploadPool
 from zenflow.config import ZenFlowConfig
@@ -76,9 +78,10 @@ from zenflow.step.gradients.ring import GradientRing
 from zenflow.step.host.exact import ExactTasks
 from zenflow.step.host.published import PublishedTasks, make_sums
 from zenflow.step.host.schedule import HostSchedule
-from zenflow.step.host.tasks import AbstractHostTasks, Step
+from zenflow.step.host.tasks import AbstractHostTasks, Window
 from zenflow.step.reporter import Reporter, check_finite
 from zenflow.step.same_gradients import SameGradients
+from zenflow.step.step import Step
 from zenflow.step.uploads import UploadGate
 from zenflow.trace.recorder import Recorder
 from zenflow.trace.timeline import Timeline
@@ -96,6 +99,9 @@ class Engine:
 
     Attributes:
         step: Number of steps taken so far.
+        under_way: Step under way; None until its first gradient comes in, or `finish_step`.
+        in_flight: Updates in flight.
+        windows: Open window of each block, by the block's index.
         process: The process that has its threads.
     """
 
@@ -126,9 +132,13 @@ class Engine:
         self._ending = ending
         self.process = OwnProcess()
         self.step = 0
+        self.under_way: Step | None = None
+        self.in_flight = UpdatesInFlight()
+        self.windows = [Window() for _ in layout.blocks]
+        self._hypers = hypers
         self.calendar = WindowCalendar(config, [block.shape for block in layout.blocks])
         self.decisions = Decisions(controller, layout, self.calendar)
-        self.probes = ControllerProbes(controller, layout, device)
+        self.probes = ControllerProbes(controller, layout, device, self.windows)
         self.recorder = Recorder(num_timeline_steps, device.seconds_of)
         self.stalls = StallClock(device, self.recorder)
         self.reporter = Reporter(device, self.stalls)
@@ -137,12 +147,13 @@ class Engine:
         self.d2h = self._lane("d2h", "grads", link.d2h_bytes_per_second if link else None)
         self._start_host(host_threads, largest_interval)
         self.gate = UploadGate(
-            device, self.h2d, self.stalls, self.calendar, wait_timeout, layout.gather
+            *(device, self.h2d, self.stalls, self.calendar, wait_timeout),
+            *(layout.gather, self.in_flight),
         )
         self.fresh: FreshSteps | None = None
         if config.is_exact and layout.splits:
-            self.fresh = FreshSteps(layout, self.calendar, device, hypers)
-        self.passed = PassedWeights(self.gate, self.fresh, lambda: self.step + 1)
+            self.fresh = FreshSteps(layout, self.calendar, device)
+        self.passed = PassedWeights(self.gate, self.fresh)
         self.ring: GradientRing | None = None
         if releases and device.has_ring:
             sizes = [
@@ -187,7 +198,10 @@ class Engine:
     def _host_tasks(self, largest_interval: int) -> AbstractHostTasks:
         """Return the tasks of the update rule, with the memory that its gradients wait in."""
         layout, config = self.layout, self.config
-        parts = (layout, self.calendar, self.worker, self.pool, self.uploads)
+        parts = (
+            *(layout, self.calendar, self.worker, self.pool),
+            *(self.uploads, self.in_flight, self.windows),
+        )
         if not config.is_exact:
             return PublishedTasks(*parts, make_sums(layout, config, largest_interval))
         staging_bytes = layout.slabs.pinned_bytes
@@ -213,6 +227,57 @@ class Engine:
             lane.start()
         return lane
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether a gradient has come in since the last step."""
+        return self.under_way is not None and bool(self.under_way.gradients)
+
+    def begin_step(self) -> Step:
+        """Return the step under way; the first call begins it."""
+        if self.under_way is None:
+            number = self.step + 1
+            self.under_way = Step(number=number, lag=self.calendar.lag(number))
+            self.use(self._hypers(), 1.0)
+        return self.under_way
+
+    def use(self, hypers: Sequence[Hyper], inverse_scale: float) -> None:
+        """Let the step under way have these settings.
+
+        Where some weights have moved already, all fresh steps keep to the former settings.
+
+        Args:
+            hypers: AdamW's settings of each parameter group.
+            inverse_scale: Factor that undoes the loss scale.
+        """
+        step = self.begin_step()
+        if (step.hypers, step.inverse_scale) == (hypers, inverse_scale):
+            return
+        step.hypers, step.inverse_scale = hypers, inverse_scale
+        if self.fresh is not None and not step.gradients.copied:
+            self.fresh.begin(step, self.gate.lands)
+
+    def take(
+        self, place: SplitParam | Resident, grad: Tensor, *, at_once: bool, is_own: bool
+    ) -> None:
+        """Take a gradient into the step under way, as `GradientCollector.take` does."""
+        self.collector.take(self.begin_step(), place, grad, at_once=at_once, is_own=is_own)
+
+    def measure_rest(self) -> None:
+        """Measure all gradients that have come in."""
+        self.collector.measure_rest(self.begin_step())
+
+    def complete_step(self) -> Step:
+        """Return the step under way, for which no more gradients come in."""
+        step = self.begin_step()
+        self.collector.complete(step)
+        return step
+
+    def abandon_step(self) -> None:
+        """Forget the step under way; copies under way end in staging, which is overwritten."""
+        self.under_way = None
+        if self.ring is not None:
+            self.ring.restart()
+
     @torch.no_grad()
     def discard(self) -> None:
         """Forget the gradients of the step under way, which will not be taken.
@@ -220,36 +285,33 @@ class Engine:
         Updates that land in the step may be on their way: the next forward waits for them. Weights
         that a fresh step has moved become the true ones: all gradients of steps that were taken.
         """
+        step = self.begin_step()
         # A full bucket has moved weights, here as where no other rank has to be waited for.
-        self.collector.send_added(self.step + 1)
-        moved = self.collector.gradients.sent
-        self.collector.discard()
+        self.collector.send_added(step)
+        self.abandon_step()
         self.schedule.tasks.drop(self.layout.blocks)
-        self._undo(moved)
-        if self.fresh is not None:
-            self.fresh.forget()
+        self._undo(step.gradients.sent)
 
     @torch.no_grad()
     def drop(self, places: Collection[SplitParam | Resident]) -> None:
         """Drop these parameters' gradients from the step under way."""
-        self.collector.send_added(self.step + 1)
-        moved = self.collector.drop(places)
+        step = self.begin_step()
+        self.collector.send_added(step)
+        moved = self.collector.drop(step, places)
         splits = [place for place in places if isinstance(place, SplitParam)]
         self.schedule.tasks.drop([block for split in splits for block in split.blocks])
         self._undo(moved)
 
     def _undo(self, moved: Sequence[SplitParam]) -> None:
         """Write the true weights over those that a fresh step has moved."""
-        self.gate.order_after_uploads(
-            block.pending for block in self.layout.blocks if block.pending is not None
-        )
+        self.gate.order_after_uploads(self.in_flight)
         if self.fresh is None or not moved:
             return
         self.drain()
         for split in moved:
-            for block in split.blocks:
-                if block.pending is not None:
-                    block.pending.end()
+            for update in map(self.in_flight.of, split.blocks):
+                if update is not None:
+                    self.in_flight.end(update)
             self.show_true(split)
             split.show_important()
 
@@ -272,15 +334,11 @@ class Engine:
         self.device.energies(measured)
         self.layout.shards.add_up(self.layout.columns.energies)
 
-    def finish_step(
-        self, hypers: Sequence[Hyper], *, max_norm: float | None, inverse_scale: float
-    ) -> None:
-        """Turn the gradients that came in into one step of the rule.
+    def finish_step(self, max_norm: float | None) -> None:
+        """Turn the gradients that came in into one step of the rule, by the settings of `use`.
 
         Args:
-            hypers: AdamW's settings of each parameter group.
             max_norm: L2 norm to which the gradients are clipped together; None does not clip.
-            inverse_scale: Factor that undoes the loss scale.
 
         Raises:
             GradientError: The gradient norm is not finite, or ranks have different gradients. On a
@@ -288,12 +346,13 @@ class Engine:
                 can't go on.
             WorkerError: A copy or a host task failed.
         """
-        number = self.step + 1
         started = self.device.timing_mark()
+        step = self.begin_step()
+        hypers, inverse_scale = step.hypers, step.inverse_scale
+        gradients, number = step.gradients, step.number
         if self.same is not None:
             self.same.check()
-        self.collector.complete(number)
-        gradients = self.collector.gradients
+        self.collector.complete(step)
         resident_grads = resident_grads_of(self.layout, gradients)
         measured = measure(
             self.layout,
@@ -303,39 +362,30 @@ class Engine:
             inverse_scale=inverse_scale,
             sketch=self.probes.watching,
         )
+        step.values = measured.values
         if self.same is not None:  # before uploads begin: they meet other ranks too
             self.same.compare(measured.norm, number)
         if self.device.is_synchronous:
             check_finite(measured.values.get()[1], number, self.device)
-        self.passed.begin(inverse_scale)
-        self.collector.send_rest(number)
+        self.collector.send_rest(step)
         move_scores(self.layout, gradients, self.config.importance_decay, inverse_scale)
         update_device(self.layout, gradients, resident_grads, hypers, measured)
         if self.fresh is not None:
-            self.fresh.finish(gradients.important, measured.factor, inverse_scale, hypers)
+            self.fresh.finish(step, measured.factor)
         self.recorder.add("device", "step", started, self.device.timing_mark(), number)
         topk_ratio = self.layout.topk_ratio  # the host's part may change it
         probed = self.probes.read(list(gradients.important), self.calendar.next_due, number)
-        step = Step(
-            number=number,
-            lag=self.calendar.lag(number),
-            inverse_scale=inverse_scale,
-            gradients=gradients,
-            hypers=hypers,
-            values=measured.values,
-        )
         landed = self._run_host(step)
         self.reporter.note(step, landed, self.calendar.knobs, topk_ratio, *probed)
         self.recorder.forget_before(number)
-        self.collector.discard()
+        self.abandon_step()
         self.step = number
         self.decisions.ask(number, self.reporter.report)
         self.probes.follow()
 
     def _run_host(self, step: Step) -> list[PendingUpload]:
         """Queue the host's work, select, and return the updates that have landed in this step."""
-        blocks = self.layout.blocks
-        landed = self.gate.take_landings(blocks, step.number)
+        landed = self.gate.take_landings(step.number)
         selecting = self.schedule.begin(step)
         self.gate.wait(landed)
         if selecting:
@@ -344,8 +394,8 @@ class Engine:
             with self.stalls.waiting("select"):
                 self.schedule.select(step, selecting)
         if step.lag == 0:
-            self.gate.start_uploads(blocks, self.device.mark(), step.number)
-            at_once = self.gate.take_landings(blocks, step.number)
+            self.gate.start_uploads(self.layout.blocks, self.device.mark(), step.number)
+            at_once = self.gate.take_landings(step.number)
             self.gate.wait(at_once)
             landed += at_once
         return landed
@@ -379,8 +429,7 @@ class Engine:
         self.schedule.tasks.flush(blocks)
         # Copies nothing waits for too: those of gradients that were dropped end in staging.
         wait_all([self.d2h.last, self.h2d.last], self.wait_timeout)
-        wait_all(unique(block.staging_free for block in blocks), self.wait_timeout)
-        wait_all(unique(block.last_update for block in blocks), self.wait_timeout)
+        wait_all(unique(self.schedule.tasks.users_of(blocks)), self.wait_timeout)
         self.device.synchronize()
 
     def close(self) -> None:

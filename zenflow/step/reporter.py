@@ -13,11 +13,11 @@ from zenflow.rule.importance import energy_curve
 from zenflow.step.window_sketch import window_norms
 
 if TYPE_CHECKING:
-    from zenflow.columns.layout import PendingUpload
+    from zenflow.columns.in_flight import PendingUpload
     from zenflow.device.base import AbstractDevice, HostValues
     from zenflow.device.stalls import StallClock
     from zenflow.knobs import Knobs
-    from zenflow.step.host.tasks import Step
+    from zenflow.step.step import Step
 
 
 class Reporter:

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 from zenflow.device.base import Arrival
 from zenflow.lanes.completion import Completion, unique, wait_all
 from zenflow.lanes.copies import Copy
+from zenflow.lanes.lease import Lease, take
 
 if TYPE_CHECKING:
-    from zenflow.columns.layout import Block, PendingUpload
+    from zenflow.columns.in_flight import PendingUpload, UpdatesInFlight
+    from zenflow.columns.layout import Block
     from zenflow.device.base import AbstractDevice, Gather, LateGradient
     from zenflow.device.stalls import StallClock
     from zenflow.lanes.copies import CopyLane
@@ -28,20 +30,23 @@ class UploadGate:
     calendar: WindowCalendar
     wait_timeout: float
     gather: Gather | None
+    in_flight: UpdatesInFlight
 
     def lands(self, block: Block, step: int) -> bool:
         """Whether the block's update in flight lands in this step.
 
         An update lands at its landing step, and at the latest when the block's next window ends.
         """
-        return block.pending is not None and (
-            block.pending.land_step == step or self.calendar.is_due(block.index, step)
-        )
+        update = self.in_flight.of(block)
+        return update is not None and self._lands(update, step)
+
+    def _lands(self, update: PendingUpload, step: int) -> bool:
+        return update.land_step == step or self.calendar.is_due(update.block.index, step)
 
     def is_awaited(self, block: Block, step: int) -> bool:
         """Whether the block's upload is to begin in this step, and has not begun."""
-        update = block.pending
-        return update is not None and update.uploaded is None and self.lands(block, step)
+        update = self.in_flight.of(block)
+        return update is not None and update.uploaded is None and self._lands(update, step)
 
     def start_uploads(
         self,
@@ -73,7 +78,8 @@ class UploadGate:
         parts: Sequence[tuple[Block, int, int, LateGradient | None]],
         mark: Any,
         step: int,
-    ) -> list[Completion]:
+        late_memory: Sequence[Lease] = (),
+    ) -> None:
         """Queue the upload of some rows of updates that land in this step.
 
         Args:
@@ -81,21 +87,17 @@ class UploadGate:
                 rows still need. A block's parts come in order, the last one last.
             mark: The device's position after the last use of the weights.
             step: The step under way.
-
-        Returns:
-            The copy's completion, if there is anything to copy.
+            late_memory: Leases of these gradients, where others may overwrite them.
         """
         if not parts:
-            return []  # most buckets of most steps
+            return  # most buckets of most steps
         uploaded = Completion(f"the upload of step {step} (h2d)")
-        arrivals, computed = [], []
+        arrivals, leases = [], []
         for block, low, high, late in parts:
-            update = block.pending
+            update = self.in_flight.of(block)
             assert update is not None
             update.uploaded = uploaded
-            computed.append(update.computed)
-            if update.buffer is not None:
-                update.buffer.uploads.append(uploaded)
+            leases.append(update.lease)
             values, columns = update.values, block.deferred_columns
             if high - low < block.shape.num_deferred:  # a view costs as much as an operation
                 values, columns = values[low:high], columns[low:high]
@@ -103,23 +105,19 @@ class UploadGate:
         self.lane.submit(
             Copy(
                 run=lambda: self.device.unpack(arrivals, mark, self.gather),
-                after=unique(computed),
+                after=take(uploaded, reads=[*leases, *late_memory]),
                 completion=uploaded,
                 num_bytes=sum(arrival.values.nbytes for arrival in arrivals),
                 step=step,
             )
         )
-        return [uploaded]
 
-    def take_landings(self, blocks: Iterable[Block], step: int) -> list[PendingUpload]:
+    def take_landings(self, step: int) -> list[PendingUpload]:
         """Take the updates that land in this step out of flight; their uploads have started."""
-        landed = []
-        for block in blocks:
-            update = block.pending
-            if update is not None and self.lands(block, step):
-                assert update.uploaded is not None, "an update that lands was never let up"
-                landed.append(update)
-                update.end()
+        landed = [update for update in self.in_flight if self._lands(update, step)]
+        for update in landed:
+            assert update.uploaded is not None, "an update that lands was never let up"
+            self.in_flight.end(update)
         return landed
 
     def wait(self, updates: Sequence[PendingUpload]) -> None:

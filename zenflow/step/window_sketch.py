@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from zenflow.columns.layout import ColumnVectors, Layout, SplitParam
 from zenflow.columns.shards import RowSpread, part_of
 from zenflow.device.base import AbstractDevice
 from zenflow.report import WindowNorms
+
+if TYPE_CHECKING:
+    from zenflow.step.host.tasks import Window
 
 NUM_SIGNS = 8
 """Number of sign vectors. A column's estimate is off by about sqrt(2 / 8), a block's by less."""
@@ -33,9 +36,10 @@ class WindowSketch:
         is_whole: Whether the sums hold all that the window holds, for each block.
     """
 
-    def __init__(self, layout: Layout, device: AbstractDevice) -> None:
+    def __init__(self, layout: Layout, device: AbstractDevice, windows: Sequence[Window]) -> None:
         """Start with empty windows; the signs depend on the parameters' order alone."""
         self._layout = layout
+        self._windows = windows
         self._device = device
         where = layout.columns.scores.device
         widths = [split.num_columns for split in layout.splits]
@@ -115,7 +119,7 @@ class WindowSketch:
         """Begin or cease to sketch gradients, from the next step on; called between two steps."""
         if wanted and not self.is_watching:
             self.sums.zero_()
-            self.is_whole = [block.count == 0 for block in self._blocks]
+            self.is_whole = [self._windows[b.index].count == 0 for b in self._blocks]
         self.is_watching = wanted
 
     def state_dict(self) -> dict[str, Any]:
@@ -137,8 +141,10 @@ class WindowSketch:
         """
         counted = set(present)
         return [
-            block.count + 1 if whole and block.split in counted and block.shape.num_deferred else 0
-            for block, whole in zip(self._blocks, self.is_whole, strict=True)
+            self._windows[b.index].count + 1
+            if whole and b.split in counted and b.shape.num_deferred
+            else 0
+            for b, whole in zip(self._blocks, self.is_whole, strict=True)
         ]
 
 

@@ -166,7 +166,7 @@ class GradientSource:
         For steps of more or fewer passes than the optimizer was made for. Later steps have as many
         passes as this one in all. Where gradients have left already nothing changes.
         """
-        if self._engine.collector.is_empty:
+        if not self._engine.has_gradients:
             self._accumulation_steps = max(self._arrivals.values(), default=0) + count
 
     @whole
@@ -177,8 +177,7 @@ class GradientSource:
         `leave_placeholders` follows when DDP has done its last write to `.grad`.
         """
         if self._is_last_arrival(place):
-            engine = self._engine
-            engine.collector.take(place, grad, engine.step + 1, at_once=True, is_own=False)
+            self._engine.take(place, grad, at_once=True, is_own=False)
             self._averages.append(place)
 
     def leave_placeholders(self) -> None:
@@ -205,7 +204,7 @@ class GradientSource:
             )
 
     def _take(self, place: SplitParam | Resident) -> None:
-        param, engine, is_sharded = place.param, self._engine, place.is_sharded
+        param, is_sharded = place.param, place.is_sharded
         if param.grad is None or is_released(param.grad, is_sharded=is_sharded):
             return
         # FSDP2 has another name for it while its hooks run, and does not use it again.
@@ -213,8 +212,7 @@ class GradientSource:
         grad = param.grad
         if self.releases and grad.dtype != self._released[place].dtype:
             self.check_untouched()  # says that the model was cast
-        number = engine.step + 1
-        engine.collector.take(place, grad, number, at_once=self.releases, is_own=own)
+        self._engine.take(place, grad, at_once=self.releases, is_own=own)
         if self.releases:
             self._leave_placeholder(place)
 
@@ -223,11 +221,11 @@ class GradientSource:
         """Take the gradients left in `.grad`: keep mode's, or those that a micro-batch missed."""
         for place in reversed(self._places):
             self._take(place)
-        self._engine.collector.measure_rest()
+        self._engine.measure_rest()
 
     def warn_of_nothing(self) -> None:
         """Log a warning, once, of a step in which no parameter has a gradient."""
-        if self._engine.collector.is_empty and not self._has_warned:
+        if not (self._engine.has_gradients or self._has_warned):
             self._has_warned = True
             _log.warning(
                 "no parameter of this optimizer has a gradient: was the model wrapped (PEFT), "
@@ -323,7 +321,7 @@ class GradientSource:
 
     def forget(self) -> None:
         """Drop the gradients that were taken since the last step."""
-        if not self._engine.collector.is_empty:
+        if self._engine.has_gradients:
             self._engine.discard()
         self.abandon()
 
@@ -334,7 +332,7 @@ class GradientSource:
 
     def abandon(self) -> None:
         """Drop the gradients that were taken, without a wait: the engine may have failed."""
-        self._engine.collector.discard()
+        self._engine.abandon_step()
         self.restart_count()
         self._left.clear()
         self._averages.clear()

@@ -83,9 +83,9 @@ class TrueWeightsShown(WithEngine):
         """
         self._check_no_gradients("adopt_weights()")
         self.synchronize()
-        for block in self._running.layout.blocks:
-            if block.pending is not None:
-                block.pending.end()
+        in_flight = self._running.in_flight
+        for update in in_flight:
+            in_flight.end(update)
         take_weights(self._running)
         self._true_weights.forget()
         self._source.accept_weights()

@@ -67,11 +67,12 @@ class WithEngine(torch.optim.Optimizer):
     def _check_no_gradients(self, call: str) -> None:
         self._check_open()
         self._source.drop_missing()
-        if not self._running.collector.is_empty:
+        if self._running.has_gradients:
             raise GradientError(
                 f"{call} between backward and step(): gradients have left for the host. Call "
                 "step() or optimizer.zero_grad() first"
             )
+        self._running.abandon_step()  # an empty one, which clip_grad_norm_() has begun
 
     def _check_sound(self) -> None:
         """Refuse to show or build on a state that a failure may have spoilt."""

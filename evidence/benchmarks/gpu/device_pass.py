@@ -30,13 +30,12 @@ from experiments.output.files import write_json, write_text
 from zenflow import ZenFlowAdamW, ZenFlowConfig
 from zenflow.columns.layout import SplitParam
 from zenflow.device.base import Arrival
-from zenflow.lanes.completion import already_done
 from zenflow.rule.adamw import Hyper
 from zenflow.step.device_step import Measured, _update_run
 from zenflow.step.engine import Engine
 from zenflow.step.fresh.factors import make_factors
-from zenflow.step.gradients.collector import StepGradients
 from zenflow.step.gradients.ring import GradientRing, PackJob
+from zenflow.step.step import Step, StepGradients
 
 SHAPES = ((2048, 2048), (8192, 2048), (4096, 4096), (14_336, 4096), (128_256, 2048))
 SMALL_SHAPES = ((96, 64), (64, 96))
@@ -83,7 +82,9 @@ class Matrix:
         )
         assert engine.fresh is not None
         self.fresh = engine.fresh
-        self.fresh.begin(1, lambda block, step: False, 1.0)
+        hypers = [Hyper.of(group) for group in self.optimizer.param_groups]
+        step = Step(number=1, lag=engine.calendar.lag(1), hypers=hypers)
+        self.fresh.begin(step, lambda block, number: False)
 
     @property
     def num_deferred(self) -> int:
@@ -131,7 +132,7 @@ def _packing(matrix: Matrix) -> Callable[[], None]:
     def run() -> None:
         matrix.ring.restart()
         for piece in matrix.ring.pieces(jobs):
-            matrix.ring.pack(piece, already_done())
+            matrix.ring.pack(piece)
 
     return run
 

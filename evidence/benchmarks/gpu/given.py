@@ -36,6 +36,7 @@ from zenflow.columns.gradient_queue import StagedGradient
 from zenflow.device.base import Arrival
 from zenflow.device.cuda import CudaDevice
 from zenflow.host.jobs import AdamStep
+from zenflow.lanes.lease import Lease
 from zenflow.step.engine import Engine
 from zenflow.step.gradients.ring import GradientRing, PackJob
 
@@ -134,12 +135,14 @@ class Sums:
         pack, adam_step = GradientRing.pack, StagedGradient.adam_step
         arrived = CudaDevice._arrived
 
-        def packed(ring: Any, piece: list[PackJob], *rest: Any) -> list[tuple[Tensor, Tensor]]:
-            found = pack(ring, piece, *rest)
+        def packed(
+            ring: Any, piece: list[PackJob], *rest: Any
+        ) -> tuple[list[tuple[Tensor, Tensor]], Lease]:
+            found, slot = pack(ring, piece, *rest)
             for job, (room, host) in zip(piece, found, strict=True):
                 first = host.data_ptr() - job.low * host.stride(0) * host.itemsize
                 self.sent.setdefault((self.step, first), []).append(_sum_of(room))
-            return found
+            return found, slot
 
         def read(staged: StagedGradient) -> AdamStep:
             total = _sum_of(staged.values)

@@ -11,17 +11,17 @@ from tests.zenflow.races.harness import races
 from tests.zenflow.races.runtime import CheckedRuntime
 from tests.zenflow.races.test_races import KNOBS, drop, look, save_and_load
 from zenflow.columns.gradient_queue import RoomPool
+from zenflow.columns.upload_buffer import UploadBuffer
 from zenflow.columns.upload_pool import UploadPool
 from zenflow.device.base import HostValues
 from zenflow.device.cuda import CudaDevice
 from zenflow.lanes.copies import CopyLane
 from zenflow.lanes.host_worker import HostWorker
+from zenflow.lanes.lease import Lease
 from zenflow.step.engine import Engine
 from zenflow.step.gradients import ring_size
 from zenflow.step.gradients.ring import GradientRing
 from zenflow.step.host import schedule as host_schedule
-from zenflow.step.host.exact import ExactTasks
-from zenflow.step.host.tasks import AbstractHostTasks
 from zenflow.step.uploads import UploadGate
 from zenflow.surface import gradient_hooks
 
@@ -82,11 +82,11 @@ def room_at_once(_):
 
 
 def forgetting_uploads(old):
-    def take_buffer(self, step, updating):
-        old(self, step, updating)
-        self._former_uploads = []
+    def restart(self):
+        old(self)
+        self._before = []
 
-    return take_buffer
+    return restart
 
 
 def unpinned_at_once(_):
@@ -94,14 +94,45 @@ def unpinned_at_once(_):
 
 
 def never_busy(old):
-    return lambda self, room, busy: old(self, room, [])
+    def give(self, room):
+        room.lease = Lease()
+        old(self, room)
+
+    return give
+
+
+def forgetting_users(_):
+    def renew(self):
+        self._before, self._writers, self._readers = [], [], []
+
+    return renew
+
+
+def kept_for_the_first(old):
+    """Let only the slot's first reader hold it."""
+
+    def pack(self, piece, *waiting):
+        packed, slot = old(self, piece, *waiting)
+        slot._readers = OnlyOne()
+        return packed, slot
+
+    return pack
+
+
+class OnlyOne(list):
+    """A list that drops all but the last that came."""
+
+    def append(self, item):
+        self[:] = [item]
 
 
 def without_copies(_):
     def drain(self):
         blocks = self.layout.blocks
         self.schedule.tasks.flush(blocks)
-        host_schedule.wait_all([block.last_update for block in blocks], self.wait_timeout)
+        tasks = self.schedule.tasks
+        rows = [user for lease in tasks.rows for user in lease.users]
+        host_schedule.wait_all(rows, self.wait_timeout)
         self.device.synchronize()
 
     return drain
@@ -159,15 +190,15 @@ MUTANTS = {
     ),
     "norms are read early": Mutant(HostValues, "__init__", read_early),
     "the ring is written at once": Mutant(GradientRing, "_free_slot", room_at_once, ring_bytes=1),
-    "the ring keeps nothing for uploads": Mutant(GradientRing, "hold", nothing, ring_bytes=1),
-    "upload buffers are written at once": Mutant(
-        AbstractHostTasks, "take_buffer", forgetting_uploads
+    "the ring keeps nothing for uploads": Mutant(
+        GradientRing, "pack", kept_for_the_first, ring_bytes=1
     ),
+    "upload buffers are written at once": Mutant(UploadBuffer, "restart", forgetting_uploads),
     "rooms of the queue are free at once": Mutant(
         RoomPool, "give", never_busy, changes={"update_interval": 4}
     ),
     "staging is free at once": Mutant(
-        ExactTasks, "_free", nothing, changes={"queue_depth": 1}
+        Lease, "renew", forgetting_users, changes={"queue_depth": 1}
     ),
     "true weights are shown at once": Mutant(
         Engine, "drain", nothing, training={"then": look}

@@ -32,9 +32,9 @@ def events(monkeypatch):
         found.append(f"begin {number}")
         return Work(found, number)
 
-    def measured(collector, waiting):
+    def measured(collector, step, waiting):
         found.append("measure")
-        measure(collector, waiting)
+        measure(collector, step, waiting)
 
     monkeypatch.setattr(Shards, "begin_adding", begin)
     monkeypatch.setattr(GradientCollector, "_measure", measured)

@@ -16,6 +16,7 @@ from zenflow.device.cpu import CpuDevice
 from zenflow.errors import DeadlineError, WorkerError
 from zenflow.lanes.completion import Completion
 from zenflow.lanes.copies import CopyLane
+from zenflow.lanes.lease import take
 from zenflow.step.gradients import ring_size
 from zenflow.step.gradients.ring import GradientRing, PackJob
 from zenflow.surface import assembly
@@ -52,6 +53,13 @@ def ring_for(jobs, monkeypatch=None, ring_bytes=None, wait_timeout=5.0):
     return GradientRing(DEVICE, sizes, wait_timeout=wait_timeout)
 
 
+def pack(ring, piece, sent, *waiting):
+    """Pack a piece that one copy is going to read."""
+    packed, slot = ring.pack(piece, *waiting)
+    take(sent, reads=[slot])
+    return packed
+
+
 SHAPES = st.lists(st.tuples(st.integers(1, 200), st.integers(1, 60)), min_size=1, max_size=6)
 
 
@@ -76,7 +84,7 @@ def test_what_arrives_is_the_columns_however_late_copies_are(shapes, ring_bytes,
 
         for piece in ring.pieces(jobs):
             sent = Completion("a copy")
-            under_way.append((ring.pack(piece, sent, waiting), sent))
+            under_way.append((pack(ring, piece, sent, waiting), sent))
             if len(under_way) > late:
                 finish_oldest()
         while under_way:
@@ -116,7 +124,7 @@ def test_a_full_ring_waits_for_the_oldest_copy_and_says_so_when_it_never_comes(m
 
     def fill():
         for piece in ring.pieces(jobs):
-            ring.pack(piece, Completion("the gradients' copy"), waiting)
+            pack(ring, piece, Completion("the gradients' copy"), waiting)
 
     with pytest.raises(DeadlineError, match="gradients' copy"):
         fill()
@@ -138,7 +146,7 @@ def test_every_step_finds_the_same_rooms_and_waits_for_who_still_reads_them(monk
         for piece in ring.pieces(jobs):
             sent = Completion("a copy")
             unsent.append(sent)
-            for room, _ in ring.pack(piece, sent, waiting):
+            for room, _ in pack(ring, piece, sent, waiting):
                 former = readers.get(room.data_ptr())
                 assert former is None or former.is_done
                 readers[room.data_ptr()] = sent
@@ -155,7 +163,7 @@ def test_the_error_of_a_copy_reaches_who_needs_its_room(monkeypatch):
     def fill():
         for piece in ring.pieces(jobs):
             sent = Completion("the gradients' copy")
-            ring.pack(piece, sent)
+            pack(ring, piece, sent)
             sent.fail(ZeroDivisionError("a broken copy"))
 
     with pytest.raises(WorkerError, match="a broken copy"):

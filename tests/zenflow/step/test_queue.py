@@ -26,6 +26,7 @@ from zenflow import ZenFlowAdamW, ZenFlowConfig
 from zenflow.columns.gradient_queue import RoomPool
 from zenflow.device.cpu import CpuDevice
 from zenflow.lanes.completion import Completion
+from zenflow.lanes.lease import take
 from zenflow.rule.queue_size import pool_bytes, queue_depth
 from zenflow.step import engine
 from zenflow.step.host import exact as exact_tasks
@@ -74,10 +75,10 @@ class Watched:
         stage, apply = exact_tasks.ExactTasks.stage, exact_tasks.ExactTasks._apply
 
         def noting_stage(tasks, block):
-            waited = len(block.queue)
+            waited = len(tasks.queues[block.index])
             self.longest = max(self.longest, waited)
             staged = stage(tasks, block)
-            self.forced += len(block.queue) < waited
+            self.forced += len(tasks.queues[block.index]) < waited
             return staged
 
         def noting_apply(tasks, blocks, step):
@@ -191,15 +192,16 @@ def test_rooms_never_overlap_and_tell_what_still_uses_them(calls, size):
             assert all(room.last <= r.first or r.last <= room.first for r in live)
             for first, last, user in users:  # whoever used any of these bytes is awaited
                 if first < room.last and room.first < last:
-                    assert user in room.busy
+                    assert user in room.lease.users
             users = [u for u in users if not (u[0] < room.last and room.first < u[1])]
             live.append(room)
         elif not takes and live:
             room, user = live.pop(number % len(live)), Completion("a reader")
             users.append((room.first, room.last, user))
-            pool.give(room, [user])
+            take(user, reads=[room.lease])
+            pool.give(room)
     for room in live:
-        pool.give(room, [])
+        pool.give(room)
     whole = pool.take((size * 4, 8), like)
     assert whole is not None or size == 0
 

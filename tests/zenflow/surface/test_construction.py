@@ -184,7 +184,7 @@ def test_an_optimizer_may_be_closed_by_one_of_its_own_threads(monkeypatch, insid
     if inside == "a copy":
         engine.d2h.submit(Copy(close, [], done, num_bytes=1, step=1))
     else:
-        done = engine.worker.submit("closing", [close], deadline=1, step=1, after=[])
+        engine.worker.submit("closing", [close], completion=done, deadline=1, step=1, after=[])
     done.wait_done(20.0)
     assert not errors
     assert len(closed) == 1

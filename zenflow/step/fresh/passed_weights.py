@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,10 @@ if TYPE_CHECKING:
 
     from zenflow.columns.layout import Block, Bucket, SplitParam
     from zenflow.device.base import LateGradient
-    from zenflow.lanes.completion import Completion
+    from zenflow.lanes.lease import Lease
     from zenflow.step.fresh.steps import FreshSteps
     from zenflow.step.gradients.ring import PackJob
+    from zenflow.step.step import Step
     from zenflow.step.uploads import UploadGate
 
 
@@ -25,34 +26,24 @@ class PassedWeights:
     """Gate that starts uploads of landing updates."""
     fresh: FreshSteps | None
     """Fresh steps; None under the published rule."""
-    step: Callable[[], int]
-    """Function that returns the number of the step under way."""
-
-    def begin(self, inverse_scale: float = 1.0) -> None:
-        """Get ready for the step's gradients, which are to be multiplied by `inverse_scale`."""
-        if self.fresh is not None:
-            self.fresh.begin(self.step(), self.gate.lands, inverse_scale)
 
     def prepare(self, present: Collection[SplitParam]) -> None:
         """Get ready for `move` of all buckets at once; all gradients have been measured."""
-        self.begin()
         if self.fresh is not None:
             self.fresh.prepare(present)
 
-    def lands(self, bucket: Bucket) -> bool:
+    def lands(self, bucket: Bucket, step: Step) -> bool:
         """Whether an upload into the bucket's weights is to begin in this step."""
-        step = self.step()
-        return any(
-            block.pending is not None and self.gate.is_awaited(block, step)
-            for block in bucket.blocks
-        )
+        return any(self.gate.is_awaited(block, step.number) for block in bucket.blocks)
 
     def move(self, bucket: Bucket, grads: Mapping[SplitParam, Tensor]) -> None:
         """Take a bucket's fresh step with its gradients, (O, I)."""
         if self.fresh is not None:
             self.fresh.apply(bucket, grads)
 
-    def start_uploads(self, bucket: Bucket, mark: Any, grads: Mapping[SplitParam, Tensor]) -> None:
+    def start_uploads(
+        self, bucket: Bucket, mark: Any, grads: Mapping[SplitParam, Tensor], step: Step
+    ) -> None:
         """Queue the uploads that land in a bucket's weights.
 
         Args:
@@ -60,29 +51,41 @@ class PassedWeights:
             mark: The device's position after the last use of the weights.
             grads: This host's rows of the bucket's gradients, (O, I). They are newer than the
                 upload, so that the fresh step is applied on arrival.
+            step: The step under way.
         """
 
         def late(block: Block) -> LateGradient | None:
             grad_OI = grads.get(block.split)
             return None if grad_OI is None else self._late(block, grad_OI.t(), is_packed=False)
 
-        self.gate.start_uploads(bucket.blocks, mark, self.step(), late)
+        self.gate.start_uploads(bucket.blocks, mark, step.number, late)
 
     def start_parts(
-        self, jobs: Sequence[PackJob], rows: Sequence[Tensor], mark: Any
-    ) -> list[Completion]:
-        """Queue the uploads that land on the columns of this piece of the ring.
+        self,
+        jobs: Sequence[PackJob],
+        packed: Sequence[Tensor],
+        slot: Lease,
+        mark: Any,
+        step: Step,
+    ) -> None:
+        """Queue the uploads that land on the columns of a piece of the ring.
 
         The piece's gradients are newer than the upload, so that the fresh step is applied on
         arrival.
+
+        Args:
+            jobs: The piece.
+            packed: Its packed columns, (D, O) each.
+            slot: Lease of their memory.
+            mark: The device's position after the last use of the weights.
+            step: The step under way.
         """
-        step = self.step()
         parts = [
-            (job.block, job.low, job.high, self._late(job.block, packed, is_packed=True))
-            for job, packed in zip(jobs, rows, strict=True)
-            if job.block.pending is not None and self.gate.lands(job.block, step)
+            (job.block, job.low, job.high, self._late(job.block, rows, is_packed=True))
+            for job, rows in zip(jobs, packed, strict=True)
+            if self.gate.lands(job.block, step.number)
         ]
-        return self.gate.start_parts(parts, mark, step)
+        self.gate.start_parts(parts, mark, step.number, [slot])
 
     def _late(self, block: Block, rows: Tensor, *, is_packed: bool) -> LateGradient | None:
         if self.fresh is None:

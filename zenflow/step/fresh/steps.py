@@ -39,7 +39,6 @@ from zenflow.columns.layout import (
     SplitParam,
 )
 from zenflow.device.base import AbstractDevice, LateGradient
-from zenflow.rule.adamw import Hyper
 from zenflow.rule.calendar import WindowCalendar
 from zenflow.rule.momentum import fresh_share
 from zenflow.step.fresh.factors import (
@@ -49,6 +48,7 @@ from zenflow.step.fresh.factors import (
     make_factors,
     scalars_of,
 )
+from zenflow.step.step import Step
 
 MOST_ELEMENTS = 1 << 24
 """Largest number of elements of a matrix that are moved at once, in a temporary of this size."""
@@ -69,7 +69,6 @@ class FreshSteps:
         layout: Layout,
         calendar: WindowCalendar,
         device: AbstractDevice,
-        hypers: Callable[[], Sequence[Hyper]],
     ) -> None:
         """Start with no step.
 
@@ -77,12 +76,10 @@ class FreshSteps:
             layout: Places of all parameters.
             calendar: When windows end and land.
             device: Owner of the weights.
-            hypers: Function that returns the present settings of AdamW of each parameter group.
         """
         self._layout = layout
         self._calendar = calendar
         self._device = device
-        self._read_hypers = hypers
         where = layout.columns.scores.device
         self.clip = torch.ones((), dtype=torch.float32, device=where)
         blocks = [block for split in layout.splits for block in split.blocks]
@@ -113,7 +110,6 @@ class FreshSteps:
             split: split.rows.fresh_factors.unsqueeze(1).split(_height(split))
             for split in layout.splits
         }
-        self._step = 0
 
     def _cut(self) -> list[FreshVectors]:
         """Cut the vectors into buckets' parts; the parameters of a bucket are neighbours."""
@@ -142,38 +138,33 @@ class FreshSteps:
         of_rows = (self._split_of_row, self._widths_of_rows, self._by_row)
         return sum(tensor.nbytes for tensor in (*of_columns, *of_rows))
 
-    def begin(self, step: int, lands: Callable[[Block, int], bool], inverse_scale: float) -> None:
-        """Get ready for a step's gradients; a second call in a step does nothing.
+    def begin(self, step: Step, lands: Callable[[Block, int], bool]) -> None:
+        """Get ready for a step's gradients.
 
         Args:
-            step: The step under way.
+            step: The step, which has no gradient yet.
             lands: Function that says whether a block's update in flight lands in a step.
-            inverse_scale: Factor that undoes the loss scale.
         """
-        if self._step == step:
-            return
-        self._step = step
         self._has_factors = False
         self._rates: dict[SplitParam, float] = {}
         self._moving: set[SplitParam] = set()
         self._landing: set[SplitParam] = set()
         by_block, by_split = [], []
-        hypers = self._read_hypers()
         known: dict[tuple[int, int], tuple[float, float, tuple[float, float]]] = {}
         next_due = self._calendar.next_due
         landings = {due: due + self._calendar.lag(due) for due in set(next_due)}
         for split in self._layout.splits:
-            hyper, taken = hypers[split.group], (split.group, split.num_steps)
+            hyper, taken = step.hypers[split.group], (split.group, split.num_steps)
             if taken not in known:  # the same for most parameters
-                known[taken] = scalars_of(hyper, split.num_steps + 1, inverse_scale)
+                known[taken] = scalars_of(hyper, split.num_steps + 1, step.inverse_scale)
             self._rates[split], gain, decay = known[taken]
             by_split.append((gain / split.num_columns, *decay))
             for block in split.blocks:
-                num_forwards = landings[next_due[block.index]] - step
+                num_forwards = landings[next_due[block.index]] - step.number
                 share = fresh_share(hyper.beta1, num_forwards) if block.shape.num_deferred else 0.0
                 if share:
                     self._moving.add(split)
-                if is_landing := block.pending is not None and lands(block, step):
+                if is_landing := lands(block, step.number):
                     self._landing.add(split)
                 by_block.append((gain / split.whole_rows, share, *decay, float(not is_landing)))
         self._spread(by_block, by_split)
@@ -203,10 +194,6 @@ class FreshSteps:
             torch.addcmul(
                 terms.floor, vectors.mean_squares, terms.decay, out=vectors.fresh_factors
             )
-
-    def forget(self) -> None:
-        """Forget the step under way, which is not taken."""
-        self._step = 0
 
     def apply(self, bucket: Bucket, grads: Mapping[SplitParam, Tensor]) -> None:
         """Move a bucket's weights, but for columns whose update is landing; once in a step.
@@ -264,21 +251,15 @@ class FreshSteps:
         factors = split.columns.fresh_factors, split.part.of(split.rows.fresh_factors)
         return LateGradient(rows, is_packed, *factors, self._rates[split])
 
-    def finish(
-        self,
-        present: Collection[SplitParam],
-        factor: Tensor,
-        inverse_scale: float,
-        hypers: Sequence[Hyper],
-    ) -> None:
+    def finish(self, step: Step, factor: Tensor) -> None:
         """Update the second moments C and R by a step that is taken.
 
         Args:
-            present: Parameters with a gradient in the step.
-            factor: Factor on them, clip factor times inverse loss scale; shape (), on the device.
-            inverse_scale: Factor that undoes the loss scale.
-            hypers: AdamW's settings of each parameter group.
+            step: The step.
+            factor: Factor on gradients, clip factor times inverse loss scale; shape (), on the
+                device.
         """
+        present, hypers = step.gradients.important, step.hypers
         squared = factor.square()
         splits = self._layout.splits
         beta2s = {hypers[split.group].beta2 for split in splits}
@@ -301,7 +282,8 @@ class FreshSteps:
                     own.mean_squares.mul_(beta2).addcmul_(own.energies, squared, value=gain)
         for split in present:
             split.num_steps += 1
-        self.clip = factor / inverse_scale if inverse_scale != 1.0 else factor.clone()
+        scale = step.inverse_scale
+        self.clip = factor / scale if scale != 1.0 else factor.clone()
 
 
 def _height(split: SplitParam) -> int:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -21,37 +21,14 @@ from zenflow.columns.layout import Block, Bucket, Layout, SplitParam
 from zenflow.columns.local import local_of
 from zenflow.device.base import AbstractDevice
 from zenflow.errors import GradientError
-from zenflow.lanes.completion import Completion, unique
+from zenflow.lanes.completion import Completion
 from zenflow.lanes.copies import Copy, CopyLane
+from zenflow.lanes.lease import Lease, take
 from zenflow.step.fresh.passed_weights import PassedWeights
 from zenflow.step.gradients.released import matches
 from zenflow.step.gradients.ring import GradientRing, PackJob
+from zenflow.step.step import Step
 from zenflow.step.window_sketch import WindowSketch
-
-if TYPE_CHECKING:
-    from zenflow.columns.shards import Adding
-
-
-@dataclass(slots=True, eq=False)
-class StepGradients:
-    """The gradients of the step under way."""
-
-    important: dict[SplitParam, Tensor] = field(default_factory=dict)
-    """Important columns of each parameter, (O, K) in the gradient's dtype."""
-    resident: dict[Resident, Tensor] = field(default_factory=dict)
-    """Whole gradients of the parameters that stay on the device."""
-    waiting: dict[int, dict[SplitParam, Tensor]] = field(default_factory=dict)
-    """Gradients (O, I) that are not on their way yet, by the index of their bucket."""
-    adding: tuple[Bucket, Adding] | None = None
-    """Full bucket whose column norms are being summed over ranks; None where there is none."""
-    copied: dict[int, list[Completion]] = field(default_factory=dict)
-    """Copies to the host, by the index of the bucket."""
-    is_complete: bool = False
-    """Whether no more gradients come in."""
-    sent: list[SplitParam] = field(default_factory=list)
-    """Parameters whose gradients have left, and may have moved weights."""
-    num_bytes: int = 0
-    """Number of bytes that are copied to the host."""
 
 
 @dataclass(eq=False, repr=False)
@@ -75,20 +52,12 @@ class GradientCollector:
     None lets the lane pack them."""
     waiting: Callable[[], AbstractContextManager[None]]
     """Context that counts a wait for a slot of the ring as stall."""
-    gradients: StepGradients = field(default_factory=StepGradients, init=False)
-    """Gradients of the step under way."""
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no gradient has come in since the last step."""
-        gradients = self.gradients
-        return not (gradients.important or gradients.waiting or gradients.resident)
 
     def take(
         self,
+        step: Step,
         place: SplitParam | Resident,
         grad: Tensor,
-        step: int,
         *,
         at_once: bool,
         is_own: bool,
@@ -98,9 +67,9 @@ class GradientCollector:
         The gradient is measured with its bucket: when the bucket is full, or by `measure_rest`.
 
         Args:
+            step: The step under way.
             place: Place of the parameter.
             grad: Gradient, of the parameter's shape, dtype and device.
-            step: The step under way.
             at_once: Whether to measure and send its bucket as soon as that is full; else
                 `measure_rest` and `send_rest` do.
             is_own: Whether nobody else can write to the gradient's memory. Memory of DDP's buckets
@@ -118,46 +87,46 @@ class GradientCollector:
                 "and don't replace .grad by a tensor of another kind"
             )
         if place.is_sharded:
-            if self.gradients.is_complete:
+            if step.gradients.is_complete:
                 raise GradientError(
                     f"the gradient of {place.name} came after clip_grad_norm_(), for which ranks "
                     "have added up their norms: clip after the step's last backward"
                 )
             grad = local_of(grad)
         if isinstance(place, Resident):
-            self.gradients.resident[place] = grad
+            step.gradients.resident[place] = grad
             return
         if self.ring is None and not is_own:  # the lane may read it long after the step
             grad = grad.clone()
-        waiting = self.gradients.waiting.setdefault(place.bucket, {})
+        waiting = step.gradients.waiting.setdefault(place.bucket, {})
         waiting[place] = place.matrix(grad)
         bucket = self.layout.buckets[place.bucket]
         if at_once and len(waiting) == len(bucket.splits):
-            self._measure(waiting)
+            self._measure(step, waiting)
             self.send_added(step)
             work = self.layout.shards.begin_adding(bucket.columns.energies)
             if work is None:
                 self._send(bucket, step)
             else:
                 # Backward goes on meanwhile: the next full bucket finds the sums there.
-                self.gradients.adding = bucket, work
+                step.gradients.adding = bucket, work
 
-    def send_added(self, step: int) -> None:
+    def send_added(self, step: Step) -> None:
         """Send the full bucket whose column norms were summed over ranks, if there is one."""
-        if self.gradients.adding is None:
+        if step.gradients.adding is None:
             return
-        (bucket, work), self.gradients.adding = self.gradients.adding, None
+        (bucket, work), step.gradients.adding = step.gradients.adding, None
         work.wait()
         self._send(bucket, step)
 
-    def measure_rest(self) -> None:
+    def measure_rest(self, step: Step) -> None:
         """Measure all gradients that have been taken."""
-        for waiting in self.gradients.waiting.values():
-            self._measure(waiting)
+        for waiting in step.gradients.waiting.values():
+            self._measure(step, waiting)
 
-    def _measure(self, waiting: Mapping[SplitParam, Tensor]) -> None:
+    def _measure(self, step: Step, waiting: Mapping[SplitParam, Tensor]) -> None:
         """Measure gradients of a bucket, and keep their important columns; each once a step."""
-        important = self.gradients.important
+        important = step.gradients.important
         new = {split: grad for split, grad in waiting.items() if split not in important}
         if not new:
             return
@@ -169,41 +138,41 @@ class GradientCollector:
             if self.sketch is not None:
                 self.sketch.take(split, grad_OI)
 
-    def complete(self, step: int) -> None:
+    def complete(self, step: Step) -> None:
         """Note that no more gradients come in this step, and all have been measured.
 
         All ranks then know all energies.
         """
-        if self.gradients.is_complete:
+        gradients = step.gradients
+        if gradients.is_complete:
             return
-        self.gradients.is_complete = True
+        gradients.is_complete = True
         self.send_added(step)
         for split in self.layout.splits:
-            if split not in self.gradients.important:
+            if split not in gradients.important:
                 split.columns.energies.zero_()
                 split.rows.energies.zero_()
                 if self.sketch is not None:
                     self.sketch.leave_out(split)
-        if not self.gradients.copied:
+        if not gradients.copied:
             self.layout.shards.add_up(self.layout.columns.energies)
             return
         for bucket in self.layout.buckets:
-            if bucket.index not in self.gradients.copied:
+            if bucket.index not in gradients.copied:
                 self.layout.shards.add_up(bucket.columns.energies)
 
-    def send_rest(self, step: int) -> None:
+    def send_rest(self, step: Step) -> None:
         """Send all buckets that have not been sent."""
-        if not self.gradients.copied:
-            self.passed.prepare(self.gradients.important)
-        rest = [
-            bucket for bucket in self.layout.buckets if bucket.index not in self.gradients.copied
-        ]
+        gradients = step.gradients
+        if not gradients.copied:
+            self.passed.prepare(gradients.important)
+        rest = [bucket for bucket in self.layout.buckets if bucket.index not in gradients.copied]
         # One mark for all copies: an event for each would cost more than they wait for.
         final = self.device.mark() if rest else None
         for bucket in rest:
             self._send(bucket, step, final)
 
-    def _send(self, bucket: Bucket, step: int, final: Any = None) -> None:
+    def _send(self, bucket: Bucket, step: Step, final: Any = None) -> None:
         """Take a bucket's fresh step, and queue its copies to the host.
 
         Args:
@@ -211,10 +180,9 @@ class GradientCollector:
             step: The step under way.
             final: Mark behind the computation of its gradients; None marks the present.
         """
-        grads = self.gradients.waiting.pop(bucket.index, {})
-        self.gradients.copied[bucket.index] = []
-        self.gradients.sent += grads
-        self.passed.begin()
+        grads = step.gradients.waiting.pop(bucket.index, {})
+        step.gradients.copied[bucket.index] = []
+        step.gradients.sent += grads
         self.passed.move(bucket, grads)
         staged = {
             block: self.stage(block)
@@ -231,61 +199,50 @@ class GradientCollector:
         if self.ring is None:
             final = final or device.mark()
             # Uploads first: they are due in this step, the gradients later.
-            if self.passed.lands(bucket):
-                self.passed.start_uploads(bucket, device.mark(), own)
+            if self.passed.lands(bucket, step):
+                self.passed.start_uploads(bucket, device.mark(), own, step)
             if jobs:
                 columns = [(job.grad, job.columns, job.host) for job in jobs]
-                self._submit(bucket, jobs, staged, self._copy(step),
-                             partial(device.pack, columns, final), step)  # fmt: skip
+                run = partial(device.pack, columns, final)
+                self._submit(step, bucket, jobs, staged, run)
             return
         mark = None
         for piece in self.ring.pieces(jobs):
-            sent = self._copy(step)
-            packed = self.ring.pack(piece, sent, self.waiting)
+            packed, slot = self.ring.pack(piece, self.waiting)
             mark = device.mark()
             rows = [room for room, _ in packed]
-            self.ring.hold(self.passed.start_parts(piece, rows, mark))
-            self._submit(bucket, piece, staged, sent, partial(device.send, packed, mark), step)
-        if self.passed.lands(bucket):  # what is left to land has no gradient in this step
-            self.passed.start_uploads(bucket, mark or device.mark(), {})
-
-    @staticmethod
-    def _copy(step: int) -> Completion:
-        return Completion(f"the gradients' copy of step {step} (d2h)")
+            self.passed.start_parts(piece, rows, slot, mark, step)
+            run = partial(device.send, packed, mark)
+            self._submit(step, bucket, piece, staged, run, [slot])
+        if self.passed.lands(bucket, step):  # what is left to land has no gradient in this step
+            self.passed.start_uploads(bucket, mark or device.mark(), {}, step)
 
     def _submit(
         self,
+        step: Step,
         bucket: Bucket,
         jobs: Sequence[PackJob],
         staged: Mapping[Block, StagedGradient],
-        sent: Completion,
         run: Callable[[], Any],
-        step: int,
+        source: Sequence[Lease] = (),
     ) -> None:
-        """Queue a copy of some of the bucket's columns."""
+        """Queue a copy of some of the bucket's columns, which reads the memory of `source`."""
+        sent = Completion(f"the gradients' copy of step {step.number} (d2h)")
         num_bytes = sum(job.num_bytes for job in jobs)
-        # The host has read what was in these buffers before.
-        after = unique(
-            before
-            for job in jobs
-            for before in staged[job.block].after
-            if not before.has_succeeded
-        )
+        after = take(sent, reads=source, fills=[staged[job.block].lease for job in jobs])
         self.lane.submit(
-            Copy(run=run, after=after, completion=sent, num_bytes=num_bytes, step=step)
+            Copy(run=run, after=after, completion=sent, num_bytes=num_bytes, step=step.number)
         )
-        for job in jobs:
-            staged[job.block].copied.append(sent)
-        self.gradients.copied[bucket.index].append(sent)
-        self.gradients.num_bytes += num_bytes
+        step.gradients.copied[bucket.index].append(sent)
+        step.gradients.num_bytes += num_bytes
 
-    def drop(self, places: Collection[SplitParam | Resident]) -> list[SplitParam]:
+    def drop(self, step: Step, places: Collection[SplitParam | Resident]) -> list[SplitParam]:
         """Forget these parameters' gradients of this step.
 
         Returns:
             The parameters whose gradients have left, and may have moved weights.
         """
-        gradients = self.gradients
+        gradients = step.gradients
         for place in places:
             if isinstance(place, Resident):
                 gradients.resident.pop(place, None)
@@ -299,9 +256,3 @@ class GradientCollector:
         moved = [split for split in gradients.sent if split in places]
         gradients.sent = [split for split in gradients.sent if split not in places]
         return moved
-
-    def discard(self) -> None:
-        """Forget this step's gradients; copies under way end in staging, which is overwritten."""
-        self.gradients = StepGradients()
-        if self.ring is not None:
-            self.ring.restart()

@@ -8,7 +8,7 @@ from the ring. Where the link is late, the ring is full, and the compute stream 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from zenflow.columns.byte_memory import ByteMemory
 from zenflow.columns.layout import Block
 from zenflow.device.base import AbstractDevice
-from zenflow.lanes.completion import Completion
+from zenflow.lanes.lease import Lease
 from zenflow.step.gradients.ring_size import PIECES, aligned, ring_bytes
 
 
@@ -82,7 +82,7 @@ class GradientRing:
             torch.empty(num_bytes, dtype=torch.uint8, device=device.torch_device)
         )
         self._next = 0
-        self._taken: deque[tuple[int, int, list[Completion]]] = deque()
+        self._taken: deque[tuple[int, int, Lease]] = deque()
 
     def pieces(self, jobs: list[PackJob]) -> Iterator[list[PackJob]]:
         """Yield whole jobs in pieces of at most a third of the ring; large jobs are cut."""
@@ -107,18 +107,17 @@ class GradientRing:
     def pack(
         self,
         piece: list[PackJob],
-        sent: Completion,
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> list[tuple[Tensor, Tensor]]:
-        """Pack a piece on the compute stream, into slots that are held until the piece was read.
+    ) -> tuple[list[tuple[Tensor, Tensor]], Lease]:
+        """Pack a piece on the compute stream, into a slot that is held until all have read it.
 
         Args:
             piece: One of `pieces`.
-            sent: The copy that is going to send the piece; `hold` adds further readers.
-            waiting: Encloses a wait for slots.
+            waiting: Encloses a wait for a slot.
 
         Returns:
-            (packed columns (D, O), host's buffer (D, O)) of each job.
+            (packed columns (D, O), host's buffer (D, O)) of each job, and the slot's lease, which
+            readers take. The packing itself is ordered by the compute stream.
         """
         first = self._free_slot(sum(aligned(job.slot_bytes) for job in piece), waiting)
         packed = []
@@ -130,12 +129,9 @@ class GradientRing:
             packed.append((room, job.host))
             at += aligned(job.slot_bytes)
         self._next = at
-        self._taken.append((first, at, [sent]))
-        return packed
-
-    def hold(self, readers: Sequence[Completion]) -> None:
-        """Hold the slots of the last piece until these copies have read them as well."""
-        self._taken[-1][2].extend(readers)
+        slot = Lease()
+        self._taken.append((first, at, slot))
+        return packed, slot
 
     def restart(self) -> None:
         """Go on at the ring's beginning, since the next piece is the first of a step.
@@ -156,10 +152,9 @@ class GradientRing:
             near = self._taken if wraps else (self._taken[0],)
             if not any(low < last and first < high for low, high, _ in near):
                 break
-            for reader in self._taken.popleft()[2]:
-                # Else the host has seen its end, before what it launches from now on.
-                if not reader.has_succeeded:
-                    with waiting():
-                        reader.wait_launched(self._wait_timeout)
-                        self._device.order_after(reader)
+            # The host has seen the end of all others, before what it launches from now on.
+            for reader in self._taken.popleft()[2].users:
+                with waiting():
+                    reader.wait_launched(self._wait_timeout)
+                    self._device.order_after(reader)
         return first

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -15,9 +15,10 @@ from zenflow.columns.host_update import RowWork, catch_up
 from zenflow.columns.layout import Block, Bucket
 from zenflow.host import kernel
 from zenflow.host.jobs import HostJob, Upload
-from zenflow.lanes.completion import Completion
+from zenflow.lanes.lease import Lease
 from zenflow.rule.momentum import upload_lead
-from zenflow.step.host.tasks import AbstractHostTasks, Step, WindowWork
+from zenflow.step.host.tasks import AbstractHostTasks, WindowWork
+from zenflow.step.step import Step
 
 
 @dataclass(eq=False, repr=False)
@@ -32,10 +33,14 @@ class ExactTasks(AbstractHostTasks):
     """Pool for a block's second and further gradients; the first waits in the staging buffer."""
     depth: int
     """Largest number of a block's gradients that wait, q."""
+    queues: list[list[StagedGradient]] = field(init=False)
+    """Gradients of each block that wait, the oldest first, by the block's index."""
 
     def __post_init__(self) -> None:
         """Start with no gradient."""
         self._arriving: dict[Block, StagedGradient] = {}
+        self.queues = [[] for _ in self.layout.blocks]
+        super().__post_init__()
 
     @property
     def host_bytes(self) -> int:
@@ -51,15 +56,25 @@ class ExactTasks(AbstractHostTasks):
         """Follow a resizing of all blocks; no gradient waits."""
         self.rooms.clear()
 
+    def leases_of(self, block: Block) -> list[Lease]:
+        """Return the leases of the block's rows and staging, and of all gradients that wait."""
+        waiting = [staged.lease for staged in self.queues[block.index]]
+        return [*super().leases_of(block), *waiting]
+
     def stage(self, block: Block) -> StagedGradient:
         """Return where a block's gradient of the step under way is to be copied."""
-        taken = self.rooms.take(block.host_shape, block.host.staging) if block.queue else None
+        staging = block.host.staging
+        taken = None
+        if self.queues[block.index]:
+            taken = self.rooms.take(block.host_shape, staging)
         if taken is not None:
             values, room = taken
-            staged = StagedGradient(values, room, after=room.busy)
+            staged = StagedGradient(values, room.lease, room)
         else:
             self.flush([block])  # no room: what waits is applied now, which frees the own buffer
-            staged = StagedGradient(block.host.staging, None, after=[block.staging_free])
+            lease = self.staging[block.index]
+            lease.renew()
+            staged = StagedGradient(staging, lease, None)
         self._arriving[block] = staged
         return staged
 
@@ -68,7 +83,7 @@ class ExactTasks(AbstractHostTasks):
         for block in blocks:
             staged = self._arriving.pop(block, None)
             if staged is not None:
-                self._free(block, [staged], None)
+                self._free([staged])
 
     def take_in(self, step: Step, bucket: Bucket, due: Collection[Block]) -> None:
         """Put a bucket's gradients into their queues, and apply queues that are full."""
@@ -82,59 +97,57 @@ class ExactTasks(AbstractHostTasks):
                 step.hyper_of(block),
                 step.values,
             )
-            block.queue.append(staged)
-            if len(block.queue) >= self.depth and block not in due:
+            queue = self.queues[block.index]
+            queue.append(staged)
+            if len(queue) >= self.depth and block not in due:
                 full.append(block)
         self._apply(full, step.number)
 
     def flush(self, blocks: Iterable[Block], *, step: Step | None = None) -> None:
         """Apply all gradients that wait for these blocks."""
-        waiting = [block for block in blocks if block.queue]
+        waiting = [block for block in blocks if self.queues[block.index]]
         if waiting:
-            self._apply(waiting, max(block.queue[-1].step for block in waiting))
+            self._apply(waiting, max(self.queues[block.index][-1].step for block in waiting))
 
     def _apply(self, blocks: Sequence[Block], step: int) -> None:
         """Submit one catch-up pass over these blocks, without an upload."""
         if not blocks:
             return
-        done = self.submit(
+        queues = [self.queues[block.index] for block in blocks]
+        works = [
+            RowWork(
+                block.host_shape,
+                partial(_catch_up, block.host, self.all_active(block), list(queue), None),
+            )
+            for block, queue in zip(blocks, queues, strict=True)
+        ]
+        self.submit(
             "adam",
-            [
-                RowWork(
-                    block.host_shape,
-                    partial(
-                        _catch_up, block.host, self.all_active(block), list(block.queue), None
-                    ),
-                )
-                for block in blocks
-            ],
+            works,
             step=step,
             deadline=step + 1,  # the next backward brings new gradients
             bucket=min(block.split.bucket for block in blocks),
-            after=[c for block in blocks for c in (*_copies(block.queue), block.last_update)],
+            reads=[staged.lease for queue in queues for staged in queue],
+            changes=[self.rows[block.index] for block in blocks],
         )
-        for block in blocks:
-            block.last_update = done
-            self._free(block, block.queue, done)
-            block.queue.clear()
+        for queue in queues:
+            self._free(queue)
+            queue.clear()
 
-    def _free(
-        self, block: Block, queue: Sequence[StagedGradient], done: Completion | None
-    ) -> None:
-        """Free the gradients' memory after `done`, its last reader; None if nothing reads it."""
+    def _free(self, queue: Sequence[StagedGradient]) -> None:
+        """Give the gradients' rooms back, whose last readers are queued."""
         for staged in queue:
-            busy = list(staged.copied) if done is None else [done]
             if staged.room is not None:
-                self.rooms.give(staged.room, busy)
-            elif busy:
-                block.staging_free = busy[-1]
+                self.rooms.give(staged.room)
 
-    def window_work(self, step: Step, block: Block, active: Tensor, out: Tensor) -> WindowWork:
+    def window_work(
+        self, step: Step, block: Block, active: Tensor, out: Tensor, lease: Lease
+    ) -> WindowWork:
         """Return the catch-up pass that ends the window and writes the upload."""
         hyper = step.hyper_of(block)
         landing = step.number + step.lag
         num_forwards = self.calendar.next_landing(block.index) - landing
-        queue = list(block.queue)
+        queue = list(self.queues[block.index])
         upload = Upload(
             out=out,
             lead=upload_lead(hyper.beta1, step.lag, num_forwards),
@@ -142,31 +155,26 @@ class ExactTasks(AbstractHostTasks):
             repeats_last=bool(queue) and queue[-1].step == step.number,
         )
         make = partial(_catch_up, block.host, active, queue, upload)
-        after = [*_copies(queue), block.staging_free]
-        return WindowWork(block, out, RowWork(block.host_shape, make), after)
+        reads = [staged.lease for staged in queue]
+        return WindowWork(block, out, lease, RowWork(block.host_shape, make), reads)
 
-    def window_ended(self, step: Step, block: Block, done: Completion) -> None:
+    def window_ended(self, step: Step, block: Block) -> None:
         """Free the memory of the window's gradients after the pass."""
-        self._free(block, block.queue, done)
-        block.queue.clear()
-        if step.lag == 0:
-            block.staging_free = done  # the upload takes the place of the staged gradient
+        queue = self.queues[block.index]
+        self._free(queue)
+        queue.clear()
 
     def finish_rows(self, step: Step, block: Block, rows: Tensor) -> HostRows:
         """Return copies of some rows, all waiting gradients applied."""
         leaving = block.host.rows(rows)
         steps = [
             adam_step(staged.hyper, staged.factor.get()[0], staged.values[rows])
-            for staged in block.queue
+            for staged in self.queues[block.index]
             if staged.hyper is not None and staged.factor is not None
         ]
         active = torch.ones(len(rows), dtype=torch.uint8, device="cpu")
         kernel.run(catch_up(leaving, active, steps, None))
         return leaving
-
-
-def _copies(queue: Sequence[StagedGradient]) -> list[Completion]:
-    return [copy for staged in queue for copy in staged.copied]
 
 
 def _catch_up(

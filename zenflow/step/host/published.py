@@ -6,7 +6,7 @@ ZenFlow's accumulation (arXiv 2505.12242), for comparisons.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -22,9 +22,10 @@ from zenflow.device.base import HostValues
 from zenflow.host import kernel
 from zenflow.host import memory as host_memory
 from zenflow.host.jobs import AdamStep, HostJob, SumJob, Upload
-from zenflow.lanes.completion import Completion
+from zenflow.lanes.lease import Lease
 from zenflow.rule.adamw import Hyper
-from zenflow.step.host.tasks import AbstractHostTasks, Step, WindowWork
+from zenflow.step.host.tasks import AbstractHostTasks, WindowWork
+from zenflow.step.step import Step
 
 
 @dataclass(eq=False, repr=False)
@@ -42,6 +43,7 @@ class PublishedTasks(AbstractHostTasks):
         """Cut the sums for the blocks."""
         self._staged: dict[Block, StagedGradient] = {}
         self.renew()
+        super().__post_init__()
 
     @property
     def host_bytes(self) -> int:
@@ -54,13 +56,17 @@ class PublishedTasks(AbstractHostTasks):
         return 0
 
     def renew(self) -> None:
-        """Follow a resizing of all blocks, whose windows begin anew."""
-        self._parts: dict[Block, list[Tensor]] = {}
+        """Follow a resizing of all blocks; no gradient waits."""
+        self._parts: dict[Block, list[tuple[Tensor, Lease]]] = {}
         for split in self.layout.splits:
             sizes = [block.shape.num_deferred for block in split.blocks]
             cuts = [by_split[split][: sum(sizes)].split(sizes) for by_split in self.sums]
             for index, block in enumerate(split.blocks):
-                self._parts[block] = [cut[index] for cut in cuts]
+                self._parts[block] = [(cut[index], Lease()) for cut in cuts]
+
+    def leases_of(self, block: Block) -> list[Lease]:
+        """Return the leases of the block's rows, staging and sums."""
+        return [*super().leases_of(block), *(lease for _, lease in self._parts[block])]
 
     def param_state(self, place: SplitParam | Resident) -> dict[str, Tensor]:
         """Return the sums of a parameter's open windows."""
@@ -74,7 +80,9 @@ class PublishedTasks(AbstractHostTasks):
 
     def stage(self, block: Block) -> StagedGradient:
         """Return where a block's gradient of the step under way is to be copied."""
-        staged = StagedGradient(block.host.staging, None, after=[block.staging_free])
+        lease = self.staging[block.index]
+        lease.renew()
+        staged = StagedGradient(block.host.staging, lease, None)
         self._staged[block] = staged
         return staged
 
@@ -89,74 +97,70 @@ class PublishedTasks(AbstractHostTasks):
         blocks = [b for b in blocks if not (b in due and self._is_direct(step, b))]
         if not blocks:
             return
-        done = self.submit(
+        sums = [self._sum_of(block) for block in blocks]
+        works = [
+            RowWork(
+                block.host_shape,
+                partial(_sum, total, block.host.staging, step.values, self._count(block) == 1),
+            )
+            for block, (total, _) in zip(blocks, sums, strict=True)
+        ]
+        self.submit(
             "accumulate",
-            [
-                RowWork(
-                    block.host_shape,
-                    partial(
-                        _sum,
-                        self._sum_of(block),
-                        block.host.staging,
-                        step.values,
-                        block.count == 1,
-                    ),
-                )
-                for block in blocks
-            ],
+            works,
             step=step.number,
             deadline=step.number + 1,  # the next backward brings new gradients into the staging
             bucket=bucket.index,
-            after=[*step.copies_of(bucket.index), *(block.staging_free for block in blocks)],
+            reads=[self.staging[block.index] for block in blocks],
+            changes=[lease for _, lease in sums],
         )
-        for block in blocks:
-            block.staging_free = done
+
+    def _count(self, block: Block) -> int:
+        return self.windows[block.index].count
 
     def _is_direct(self, step: Step, block: Block) -> bool:
         """Whether the window's only gradient is used where it is staged.
 
         The staging is then free only once the update is over, which must be before the next step.
         """
-        return block.count == 1 and step.lag <= 1 and step.has_gradient(block)
+        return self._count(block) == 1 and step.lag <= 1 and step.has_gradient(block)
 
-    def _sum_of(self, block: Block) -> Tensor:
-        return self._parts[block][block.accumulator]
+    def _sum_of(self, block: Block) -> tuple[Tensor, Lease]:
+        return self._parts[block][self.accumulators[block.index]]
 
-    def _gradients(self, step: Step, block: Block) -> tuple[Tensor, HostValues | None] | None:
-        """Return the window's sum or its only gradient, with the values of that one's step."""
-        if not block.count:
+    def _gradients(self, step: Step, block: Block) -> _Gradients | None:
+        """Return the window's sum or its only gradient; None for a window without any."""
+        if not self._count(block):
             return None
         if self._is_direct(step, block):
-            return block.host.staging, step.values
-        return self._sum_of(block), None
+            return _Gradients(block.host.staging, self.staging[block.index], step.values)
+        return _Gradients(*self._sum_of(block), None)
 
-    def window_work(self, step: Step, block: Block, active: Tensor, out: Tensor) -> WindowWork:
+    def window_work(
+        self, step: Step, block: Block, active: Tensor, out: Tensor, lease: Lease
+    ) -> WindowWork:
         """Return the AdamW step on the window's mean."""
         hyper = step.hyper_of(block)
         upload = Upload(out=out, lead=0.0, step=adam_step(hyper), repeats_last=False)
         found = self._gradients(step, block)
-        make = partial(_step_on_mean, block.host, active, found, block.count, hyper, upload)
-        is_direct = found is not None and found[1] is not None
-        copies = step.copies_of(block.split.bucket) if is_direct or step.lag == 0 else []
-        after = [*copies, block.staging_free]
-        return WindowWork(block, out, RowWork(block.host_shape, make), after)
+        make = partial(_step_on_mean, block.host, active, found, self._count(block), hyper, upload)
+        reads = [] if found is None else [found.lease]
+        return WindowWork(block, out, lease, RowWork(block.host_shape, make), reads)
 
-    def window_ended(self, step: Step, block: Block, done: Completion) -> None:
+    def window_ended(self, step: Step, block: Block) -> None:
         """Let the next window use the other sum, if any, while the update reads this one."""
-        if step.lag == 0 or self._is_direct(step, block):
-            block.staging_free = done
         if len(self.sums) > 1:
-            block.accumulator = 1 - block.accumulator
+            self.accumulators[block.index] = 1 - self.accumulators[block.index]
 
     def finish_rows(self, step: Step, block: Block, rows: Tensor) -> HostRows:
         """Return copies of some rows, stepped by the window's mean."""
         leaving = block.host.rows(rows)
         found = self._gradients(step, block)
         if found is not None:
-            found = found[0][rows], found[1]
+            found = replace(found, values=found.values[rows])
         active = torch.ones(len(rows), dtype=torch.uint8, device="cpu")
         hyper = step.hyper_of(block)
-        kernel.run(_step_on_mean(leaving, active, found, block.count, hyper, None))
+        kernel.run(_step_on_mean(leaving, active, found, self._count(block), hyper, None))
         return leaving
 
     def flush(self, blocks: Iterable[Block], *, step: Step | None = None) -> None:
@@ -164,23 +168,36 @@ class PublishedTasks(AbstractHostTasks):
         if step is None:
             return
         for block in blocks:
-            found = self._gradients(step, block)
-            count, block.count = block.count, 0  # also where no column has been the host's so far
+            found, window = self._gradients(step, block), self.windows[block.index]
+            count, window.count = (
+                window.count,
+                0,
+            )  # also where no column has been the host's so far
             if found is None or not block.shape.num_deferred:
                 continue
             hyper, active = step.hyper_of(block), self.all_active(block)
             make = partial(_step_on_mean, block.host, active, found, count, hyper, None)
-            block.last_update = block.staging_free = self.submit(
+            self.submit(
                 "adam",
                 [RowWork(block.host_shape, make)],
                 step=step.number,
                 deadline=step.number,
                 bucket=block.split.bucket,
-                after=[
-                    *step.copies_of(block.split.bucket),
-                    *(block.staging_free, block.last_update),
-                ],
+                reads=[found.lease],
+                changes=[self.rows[block.index]],
             )
+
+
+@dataclass(frozen=True, slots=True)
+class _Gradients:
+    """A window's gradients: their sum, or the only one."""
+
+    values: Tensor
+    """Sum, float32, or gradient in the parameter's dtype, (D, O)."""
+    lease: Lease
+    """Lease of the memory of `values`."""
+    measured: HostValues | None
+    """Measured values of the only gradient's step, the factor first; None for a sum."""
 
 
 def make_sums(
@@ -214,7 +231,7 @@ def _sum(total: Tensor, grad: Tensor, values: HostValues, is_first: bool) -> Hos
 def _step_on_mean(
     host: HostRows,
     active: Tensor,
-    found: tuple[Tensor, HostValues | None] | None,
+    found: _Gradients | None,
     count: int,
     hyper: Hyper,
     upload: Upload | None,
@@ -222,6 +239,6 @@ def _step_on_mean(
     """Return the AdamW step on a sum of `count` gradients, or on one gradient, not scaled yet."""
     steps: list[AdamStep] = []
     if found is not None:
-        grad, values = found
-        steps = [adam_step(hyper, 1.0 / count if values is None else values.get()[0], grad)]
+        scale = 1.0 / count if found.measured is None else found.measured.get()[0]
+        steps = [adam_step(hyper, scale, found.values)]
     return catch_up(host, active, steps, upload)

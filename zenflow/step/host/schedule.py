@@ -12,7 +12,8 @@ from zenflow.config import ZenFlowConfig
 from zenflow.device.base import AbstractDevice
 from zenflow.lanes.completion import unique, wait_all
 from zenflow.rule.calendar import WindowCalendar
-from zenflow.step.host.tasks import AbstractHostTasks, Step
+from zenflow.step.host.tasks import AbstractHostTasks
+from zenflow.step.step import Step
 
 
 @dataclass(eq=False, repr=False)
@@ -41,9 +42,10 @@ class HostSchedule:
         """
         blocks, buckets = self.layout.blocks, self.layout.buckets
         selects = self.calendar.selects(step.number)
-        for block in blocks:
-            block.wants_selection |= selects
-            block.count += step.has_gradient(block)
+        windows = self.tasks.windows
+        for block, window in zip(blocks, windows, strict=True):
+            window.wants_selection |= selects
+            window.count += step.has_gradient(block)
         next_due = self.calendar.next_due
         due = [block for block in blocks if next_due[block.index] == step.number]
         ending = set(due)
@@ -51,9 +53,9 @@ class HostSchedule:
             for bucket in buckets:
                 self.tasks.take_in(step, bucket, ending)
             return due
-        updating = [block for block in due if block.count and block.shape.num_deferred]
+        updating = [b for b in due if windows[b.index].count and b.shape.num_deferred]
         self.tasks.take_buffer(step, updating)
-        selecting = [block for block in due if block.wants_selection and _can_select(block)]
+        selecting = [b for b in due if windows[b.index].wants_selection and _can_select(b)]
         chosen = set(selecting)
         rest = by_bucket(block for block in updating if block not in chosen)
         opened = self._close_windows(step, [block for block in due if block not in chosen])
@@ -64,32 +66,30 @@ class HostSchedule:
             members = rest.get(bucket.index, [])
             active = {block.index: self.tasks.all_active(block) for block in members}
             self.tasks.update(step, members, active, opened)
-        _reset(block for block in due if block not in chosen)
+        self._reset(block for block in due if block not in chosen)
         return selecting
 
     def select(self, step: Step, blocks: Sequence[Block]) -> None:
         """Hand columns over in these blocks and start their updates; the last ones have landed."""
-        for block in blocks:
-            copies = step.copies_of(block.split.bucket)
-            waiting = [copy for staged in block.queue for copy in staged.copied]
-            wait_all([*copies, *waiting, block.staging_free, block.last_update], self.wait_timeout)
+        wait_all(unique(self.tasks.users_of(blocks)), self.wait_timeout)
         if self._resizes:
             self._resize(step)
             return
         finish_rows = partial(self.tasks.finish_rows, step)
         active = hand_over(blocks, finish_rows, self.config.hysteresis, self.layout.shares)
         opened = self._close_windows(step, blocks)
-        for members in by_bucket(block for block in blocks if block.count).values():
+        counted = by_bucket(block for block in blocks if self.tasks.windows[block.index].count)
+        for members in counted.values():
             self.tasks.update(step, members, active, opened)
-        _reset(blocks)
+        self._reset(blocks)
 
     def _resize(self, step: Step) -> None:
         """Change to the ratio k in force: all windows end, columns move, and all are uploaded."""
         blocks = self.layout.blocks
         opened = {block.index: self.calendar.opened[block.index] for block in blocks}
-        counted = [block for block in blocks if block.count]
+        counted = [block for block in blocks if self.tasks.windows[block.index].count]
         self.tasks.flush(blocks, step=step)
-        wait_all(unique(block.last_update for block in blocks), self.wait_timeout)
+        wait_all(unique(self.tasks.users_of(blocks)), self.wait_timeout)
         self.device.synchronize()  # copies have been waited for, but kernels read tensors too
         resize(self.layout, self.calendar.knobs.topk_ratio, self.config.hysteresis)
         self.tasks.renew()
@@ -99,7 +99,7 @@ class HostSchedule:
         for members in by_bucket(updating).values():
             active = {block.index: self.tasks.all_active(block) for block in members}
             self.tasks.update(step, members, active, opened)
-        _reset(blocks)
+        self._reset(blocks)
 
     def _close_windows(self, step: Step, blocks: Sequence[Block]) -> Mapping[int, int]:
         """End windows in the calendar; return the step after which each began, by block."""
@@ -108,12 +108,11 @@ class HostSchedule:
             self.calendar.close(block.index, step.number)
         return opened
 
-
-def _reset(blocks: Iterable[Block]) -> None:
-    """Let the blocks' next windows begin."""
-    for block in blocks:
-        block.count = 0
-        block.wants_selection = False
+    def _reset(self, blocks: Iterable[Block]) -> None:
+        """Let the blocks' next windows begin."""
+        for block in blocks:
+            window = self.tasks.windows[block.index]
+            window.count, window.wants_selection = 0, False
 
 
 def _can_select(block: Block) -> bool:

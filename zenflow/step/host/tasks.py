@@ -13,47 +13,25 @@ from zenflow.columns.device_rows import Resident
 from zenflow.columns.gradient_queue import StagedGradient
 from zenflow.columns.host_rows import HostRows
 from zenflow.columns.host_update import RowWork, parts_of
-from zenflow.columns.layout import Block, Bucket, Layout, PendingUpload, SplitParam
-from zenflow.columns.upload_buffer import UploadBuffer
+from zenflow.columns.in_flight import PendingUpload, UpdatesInFlight
+from zenflow.columns.layout import Block, Bucket, Layout, SplitParam
 from zenflow.columns.upload_pool import UploadPool
-from zenflow.device.base import HostValues
 from zenflow.host.pool import HostPool
-from zenflow.lanes.completion import Completion, unique
+from zenflow.lanes.completion import Completion
 from zenflow.lanes.host_worker import HostWorker
-from zenflow.rule.adamw import Hyper
+from zenflow.lanes.lease import Lease, take
 from zenflow.rule.calendar import WindowCalendar
-from zenflow.step.gradients.collector import StepGradients
+from zenflow.step.step import Step
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """Facts of a step under way that the host's work needs."""
+@dataclass(slots=True, eq=False)
+class Window:
+    """A block's open window."""
 
-    number: int
-    """Number of the step, from 1."""
-    lag: int
-    """Number of steps from the start of this step's updates to their landing."""
-    inverse_scale: float
-    """Factor that undoes the loss scale."""
-    gradients: StepGradients
-    """Gradients of the step: the last ones of all windows that end with the step."""
-    hypers: Sequence[Hyper]
-    """AdamW's settings of each parameter group."""
-    values: HostValues
-    """Measured values on their way to the host. The first is the factor on gradients: clip factor
-    times inverse loss scale."""
-
-    def has_gradient(self, block: Block) -> bool:
-        """Whether the block's parameter has a gradient in this step."""
-        return block.split in self.gradients.important
-
-    def hyper_of(self, block: Block) -> Hyper:
-        """Return AdamW's settings of the block's parameter group."""
-        return self.hypers[block.split.group]
-
-    def copies_of(self, bucket: int) -> list[Completion]:
-        """Return the copies of a bucket's gradients to the host."""
-        return self.gradients.copied.get(bucket, [])
+    count: int = 0
+    """Number of gradients in it, n."""
+    wants_selection: bool = False
+    """Whether a selection follows when it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +42,12 @@ class WindowWork:
     """Block whose window ends."""
     out: Tensor
     """Weights to upload, (D, O) in the parameter's dtype."""
+    lease: Lease
+    """Lease of the memory of `out`."""
     rows: RowWork
     """Job on the block's host rows."""
-    after: Sequence[Completion]
-    """Work that must end before: copies of the gradients that the job reads."""
+    reads: Sequence[Lease]
+    """Leases of the gradients that the job reads."""
 
 
 @dataclass(eq=False, repr=False)
@@ -79,9 +59,21 @@ class AbstractHostTasks(ABC):
     worker: HostWorker
     pool: HostPool | None
     uploads: UploadPool
-    _buffer: UploadBuffer | None = field(default=None, init=False)
-    _former_uploads: list[Completion] = field(default_factory=list, init=False)
+    in_flight: UpdatesInFlight
+    windows: list[Window]
+    """Open window of each block, by the block's index."""
+    staging: list[Lease] = field(init=False)
+    """Lease of each block's staging buffer, by the block's index."""
+    rows: list[Lease] = field(init=False)
+    """Lease of each block's host rows, by the block's index."""
+    accumulators: list[int] = field(init=False)
+    """Index of the sum that each block's open window uses, by the block's index; of use to the
+    published rule only."""
     _flags: dict[int, Tensor] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        """Start with nothing under way."""
+        self.begin_anew()
 
     # ---- what a rule does with gradients ----------------------------------------------------
 
@@ -104,7 +96,9 @@ class AbstractHostTasks(ABC):
         """Forget these blocks' gradients of the step under way."""
 
     @abstractmethod
-    def window_work(self, step: Step, block: Block, active: Tensor, out: Tensor) -> WindowWork:
+    def window_work(
+        self, step: Step, block: Block, active: Tensor, out: Tensor, lease: Lease
+    ) -> WindowWork:
         """Return the work that ends a block's window, which has been closed in the calendar.
 
         Args:
@@ -112,10 +106,11 @@ class AbstractHostTasks(ABC):
             block: The block.
             active: Flags of the rows that take part, (D,), uint8; the others are uploaded only.
             out: Output for the weights to upload.
+            lease: Lease of the memory of `out`.
         """
 
     @abstractmethod
-    def window_ended(self, step: Step, block: Block, done: Completion) -> None:
+    def window_ended(self, step: Step, block: Block) -> None:
         """Note that the work of `window_work` is queued."""
 
     @abstractmethod
@@ -147,6 +142,20 @@ class AbstractHostTasks(ABC):
     def renew(self) -> None:
         """Follow a resizing of all blocks; no gradient waits."""
 
+    def begin_anew(self) -> None:
+        """Forget the users of all memory, and windows' sums; no gradient waits, no task runs."""
+        blocks = self.layout.blocks
+        self.staging, self.rows = ([Lease() for _ in blocks] for _ in range(2))
+        self.accumulators = [0] * len(blocks)
+
+    def leases_of(self, block: Block) -> list[Lease]:
+        """Return the leases of all memory in which the block's gradients and state are."""
+        return [self.staging[block.index], self.rows[block.index]]
+
+    def users_of(self, blocks: Iterable[Block]) -> list[Completion]:
+        """Return all work on these blocks' gradients and state that may not have ended."""
+        return [w for block in blocks for lease in self.leases_of(block) for w in lease.users]
+
     def param_state(self, place: SplitParam | Resident) -> dict[str, Tensor]:
         """Return the live tensors, other than rows, that a parameter's checkpoint needs."""
         del place
@@ -167,12 +176,8 @@ class AbstractHostTasks(ABC):
         Updates that land inside their own step need none: each weight may overwrite the staged
         gradient that it came from, and is uploaded before the next gradient is staged.
         """
-        self._buffer, self._former_uploads = None, []
-        if not updating or step.lag == 0:
-            return
-        self._buffer = self.uploads.take(updating)
-        self._former_uploads = [copy for copy in self._buffer.uploads if not copy.is_done]
-        self._buffer.uploads.clear()
+        if updating and step.lag:
+            step.buffer = self.uploads.take(updating)
 
     def update(
         self,
@@ -191,38 +196,44 @@ class AbstractHostTasks(ABC):
         """
         if not blocks:
             return
-        copied = step.copies_of(blocks[0].split.bucket)
+        bucket = blocks[0].split.bucket
         works = [
-            self.window_work(
-                step,
-                block,
-                active[block.index],
-                block.host.staging if self._buffer is None else block.next_view_of(self._buffer),
-            )
+            self.window_work(step, block, active[block.index], *self._output(step, block))
             for block in blocks
         ]
-        after = [completion for work in works for completion in work.after]
+        outs, rows = [work.lease for work in works], [self.rows[block.index] for block in blocks]
+        is_in_place = step.buffer is None
         computed = self.submit(
             "adam",
             [work.rows for work in works],
             step=step.number,
             deadline=step.number + step.lag,
-            bucket=blocks[0].split.bucket,
-            after=[*after, *self._former_uploads, *(block.last_update for block in blocks)],
+            bucket=bucket,
+            reads=[lease for work in works for lease in work.reads if lease is not work.lease],
+            fills=() if is_in_place else outs,
+            changes=[*rows, *outs] if is_in_place else rows,
         )
         for work in works:
             block = work.block
-            PendingUpload(
-                block=block,
-                values=work.out,
-                buffer=self._buffer,
-                land_step=step.number + step.lag,
-                opened=opened[block.index],
-                copied=copied if step.lag == 0 else (),
-                computed=computed,
-            ).begin()
-            block.last_update = computed
-            self.window_ended(step, block, computed)
+            self.in_flight.begin(
+                PendingUpload(
+                    block=block,
+                    values=work.out,
+                    lease=work.lease,
+                    buffer=step.buffer,
+                    land_step=step.number + step.lag,
+                    opened=opened[block.index],
+                    copied=step.gradients.copied.get(bucket, ()) if is_in_place else (),
+                    computed=computed,
+                )
+            )
+            self.window_ended(step, block)
+
+    def _output(self, step: Step, block: Block) -> tuple[Tensor, Lease]:
+        """Return the memory of a block's weights to upload, (D, O), and its lease."""
+        if step.buffer is None:
+            return block.host.staging, self.staging[block.index]
+        return step.buffer.next_piece(block.host_shape, block.split.param.dtype)
 
     def submit(
         self,
@@ -232,18 +243,24 @@ class AbstractHostTasks(ABC):
         step: int,
         deadline: int,
         bucket: int,
-        after: Iterable[Completion],
+        reads: Sequence[Lease] = (),
+        fills: Sequence[Lease] = (),
+        changes: Sequence[Lease] = (),
     ) -> Completion:
         """Queue one task of the host on a bucket's blocks.
 
         Among equally urgent tasks the bucket decides. Backward brings the first bucket's gradients
-        first, so its memory is needed first.
+        first, so its memory is needed first. The last arguments are those of
+        `zenflow.lanes.lease.take`.
         """
-        return self.worker.submit(
+        done = Completion(f"the host's {name} of step {step}")
+        self.worker.submit(
             name,
             parts_of(works, self.pool),
+            completion=done,
             deadline=deadline,
             step=step,
-            after=unique(after),
+            after=take(done, reads=reads, fills=fills, changes=changes),
             rank=bucket,
         )
+        return done

@@ -101,7 +101,6 @@ def load_adamw_state(
     engine.decisions.log.clear()
     if engine.fresh is not None:
         engine.fresh.clip.fill_(1.0)
-        engine.fresh.forget()
     if (sketch := engine.probes.sketch) is not None:
         is_whole = [True] * len(engine.layout.blocks)
         sketch.load_state_dict({"is_watching": sketch.is_watching, "is_whole": is_whole})

@@ -132,6 +132,7 @@ class Checkpointed(WithEngine):
             raise CheckpointError("the parameter groups are not of a ZenFlowAdamW's state")
         if engine.layout.topk_ratio != saved["topk_ratio"]:
             self.synchronize()
+            engine.abandon_step()
             engine.resize(saved["topk_ratio"])
             end_windows(engine)
             self._hide_state()

@@ -33,22 +33,28 @@ def can_be_compact(engine: Engine) -> bool:
     return layout.shards.group is None and layout.shares.group is None
 
 
-def compact_entry(split: SplitParam, entry: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def compact_entry(
+    engine: Engine, split: SplitParam, entry: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """Return a drained parameter's entry of a compact state.
 
     Args:
+        engine: A drained engine.
         split: The parameter. Its staging has the weights of training.
         entry: Values of `param_state`, whose `LANDING` is no live tensor.
     """
     kept = {name: tensor for name, tensor in entry.items() if name != LANDING}
     if all(_is_master(block.host.staging, block.host.master) for block in split.blocks):
         del kept[TRAINING]
-    flying = [block for block in split.blocks if block.pending is not None]
-    values = [block.pending.values for block in flying if block.pending is not None]
-    masters = [block.host.master for block in flying]
+    found = [engine.in_flight.of(block) for block in split.blocks]
+    flying = [update for update in found if update is not None]
+    values = [update.values for update in flying]
+    masters = [update.block.host.master for update in flying]
     if not all(map(_is_master, values, masters)):
         kept[LANDING] = values[0] if len(values) == 1 else torch.cat(values)
-    in_use = {f"accumulator_{block.accumulator}" for block in split.blocks if block.count}
+    accumulators, windows = engine.schedule.tasks.accumulators, engine.windows
+    begun = [block.index for block in split.blocks if windows[block.index].count]
+    in_use = {f"accumulator_{accumulators[index]}" for index in begun}
     return {
         name: tensor
         for name, tensor in kept.items()

@@ -102,13 +102,13 @@ def param_state(engine: Engine, place: SplitParam | Resident) -> dict[str, Tenso
     }
 
 
-def landing_weight(place: SplitParam) -> Tensor:
+def landing_weight(engine: Engine, place: SplitParam) -> Tensor:
     """Return a copy of a drained parameter's updates in flight, in the rows of their blocks."""
     values = torch.zeros(place.host.staging.shape, dtype=place.param.dtype, device="cpu")
     row = 0
     for block in place.blocks:
         count = block.shape.num_deferred
-        if block.pending is not None:
-            values[row : row + count] = block.pending.values
+        if (update := engine.in_flight.of(block)) is not None:
+            values[row : row + count] = update.values
         row += count
     return values

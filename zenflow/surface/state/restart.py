@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from zenflow.columns.placement import fill_masters, share_evenly
-from zenflow.lanes.completion import already_done
 from zenflow.surface.state.parameter import LANDING, TRAINING, param_state
 
 if TYPE_CHECKING:
@@ -36,11 +35,10 @@ def restart(engine: Engine) -> None:
 
 def end_windows(engine: Engine) -> None:
     """Begin all windows of a drained engine anew, with nothing in flight."""
-    for block in engine.layout.blocks:
-        block.count = block.accumulator = 0
-        block.wants_selection = False
-        block.pending = None
-        block.staging_free = block.last_update = already_done()
+    for window in engine.windows:
+        window.count, window.wants_selection = 0, False
+    engine.schedule.tasks.begin_anew()
+    engine.in_flight.clear()
     engine.uploads.reset()
 
 

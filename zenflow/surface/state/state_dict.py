@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from zenflow.columns.device_rows import Resident
-from zenflow.columns.layout import Block, PendingUpload, SplitParam
+from zenflow.columns.in_flight import PendingUpload
+from zenflow.columns.layout import Block, SplitParam
 from zenflow.knobs import Knobs
 from zenflow.lanes.completion import already_done
 from zenflow.surface.state.checks import ENTRY, FORMAT, check_state, has_steps, signature
@@ -69,11 +70,11 @@ def add_engine_state(
         if index not in states or not isinstance(place, SplitParam):
             continue
         if is_compact:
-            entry = compact_entry(place, states[index])
+            entry = compact_entry(engine, place, states[index])
             left_out[place] = sorted(set(states[index]) - set(entry))
             states[index] = entry
         else:
-            landing = shown_state(place, {LANDING: landing_weight(place)})
+            landing = shown_state(place, {LANDING: landing_weight(engine, place)})
             states[index] = {**states[index], **landing}
     saved = _engine_state(engine)
     if left_out:
@@ -83,7 +84,6 @@ def add_engine_state(
 
 def _engine_state(engine: Engine) -> dict[str, Any]:
     """Return all values that are no tensors: calendar, counts, list of updates in flight."""
-    blocks = engine.layout.blocks
     sketch = engine.probes.sketch
     return {
         "format": FORMAT,
@@ -92,9 +92,9 @@ def _engine_state(engine: Engine) -> dict[str, Any]:
         "step": engine.step,
         "topk_ratio": engine.layout.topk_ratio,
         "calendar": engine.calendar.state_dict(),
-        "counts": [block.count for block in blocks],
-        "accumulators": [block.accumulator for block in blocks],
-        "wants_selection": [block.wants_selection for block in blocks],
+        "counts": [window.count for window in engine.windows],
+        "accumulators": list(engine.schedule.tasks.accumulators),
+        "wants_selection": [window.wants_selection for window in engine.windows],
         "num_steps": [split.num_steps for split in engine.layout.splits],
         "clip_factor": 1.0 if engine.fresh is None else float(engine.fresh.clip),
         "decision_log": [[step, knobs.to_dict()] for step, knobs in engine.decisions.log],
@@ -102,9 +102,9 @@ def _engine_state(engine: Engine) -> dict[str, Any]:
         "sketch": None if sketch is None else sketch.state_dict(),
         "controller": engine.decisions.controller.state_dict(),
         "landings": [
-            [block.index, block.pending.land_step, block.pending.opened]
-            for block in blocks
-            if block.pending is not None
+            [block.index, update.land_step, update.opened]
+            for block in engine.layout.blocks
+            if (update := engine.in_flight.of(block)) is not None
         ],
     }
 
@@ -150,7 +150,6 @@ def load_engine_state(
         split.num_steps = int(count)
     if engine.fresh is not None:
         engine.fresh.clip.fill_(saved["clip_factor"])
-        engine.fresh.forget()
     if engine.probes.sketch is not None:
         engine.probes.sketch.load_state_dict(saved["sketch"])
     _load_blocks(engine, saved)
@@ -191,10 +190,10 @@ def _load_params(
 def _load_blocks(engine: Engine, saved: Mapping[str, Any]) -> None:
     """Set every block's window; nothing is in flight then."""
     end_windows(engine)
-    for block in engine.layout.blocks:
-        block.count = int(saved["counts"][block.index])
-        block.accumulator = int(saved["accumulators"][block.index])
-        block.wants_selection = bool(saved["wants_selection"][block.index])
+    for index, window in enumerate(engine.windows):
+        window.count = int(saved["counts"][index])
+        window.wants_selection = bool(saved["wants_selection"][index])
+    engine.schedule.tasks.accumulators[:] = map(int, saved["accumulators"])
 
 
 def _left_out(
@@ -238,14 +237,17 @@ def _load_landings(
     for land_step, entries in by_step.items():
         buffer = engine.uploads.take([block for block, _ in entries])
         for block, opened in entries:
-            values = block.next_view_of(buffer)
+            values, lease = buffer.next_piece(block.host_shape, block.split.param.dtype)
             values.copy_(rows_of[block.index])
-            PendingUpload(
-                block=block,
-                values=values,
-                buffer=buffer,
-                land_step=land_step,
-                opened=opened,
-                copied=(),
-                computed=already_done(),
-            ).begin()
+            engine.in_flight.begin(
+                PendingUpload(
+                    block=block,
+                    values=values,
+                    lease=lease,
+                    buffer=buffer,
+                    land_step=land_step,
+                    opened=opened,
+                    copied=(),
+                    computed=already_done(),
+                )
+            )
