@@ -19,24 +19,20 @@ from sim.timing.division import Division
 from sim.timing.host_memory import HostMemory, largest
 from zenflow.config import ZenFlowConfig
 from zenflow.report import MemoryPlan
-from zenflow.step.gradients.ring_size import ring_bytes
+from zenflow.rule.sizes import (
+    BANK_ELEMENTS,
+    COLUMN_BYTES,
+    FRESH_COLUMN_BYTES,
+    FRESH_ROW_BYTES,
+    GATHERED_BYTES,
+    GATHERED_COPIES,
+    SAVED_COLUMN_BYTES,
+    ring_bytes,
+)
 
 Shape = tuple[int, ...]
 
-# As in zenflow.columns.device_rows, which loads torch.
-_BANK_ELEMENTS = 1 << 24
 _FLOAT, _INDEX = 4, 8
-_COLUMN_BYTES = 4 * _FLOAT + 1 + _INDEX
-"""Bytes of a split parameter's column: energy, score, second moment, factor, ownership, index."""
-_SAVED_COLUMN_BYTES = 2 * _INDEX + 2 * _FLOAT
-"""Bytes of a column in a checkpoint: index, step count, score, second moment."""
-_FRESH_COLUMN_BYTES = _INDEX + 6 * _FLOAT
-_FRESH_ROW_BYTES = _INDEX + 7 * _FLOAT
-"""Bytes that fresh steps need for a column, and for a row: as `zenflow.step.fresh.steps`, which
-loads torch."""
-_GATHERED_COPIES, _MOST_GATHERED = 3, 1 << 26
-"""Number of copies, and bytes of each at most, in which uploads of several hosts become whole
-columns: as `zenflow.surface.memory_plan` and `zenflow.device.base`, which load torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +131,8 @@ class EngineMemory:
         )
         host = self.host.divided(division.host)
         if division.host > division.device:
-            whole = min(_MOST_GATHERED, host.upload_buffer * division.host)
-            parts["gathered"] = _GATHERED_COPIES * whole
+            whole = min(GATHERED_BYTES, host.upload_buffer * division.host)
+            parts["gathered"] = GATHERED_COPIES * whole
         return replace(self, host=host, columns=columns, **parts)
 
     def on(self, hardware: HardwareProfile, reserve: float = 0.0) -> EngineMemory:
@@ -219,10 +215,10 @@ def _engine_memory(
     num_residents = len(shapes) - len(split)
     important_columns = sum(width for _, width in split) - sum(columns)
     own_master = _FLOAT if dtype_bytes < _FLOAT else 0
-    vectors = _COLUMN_BYTES * sum(width for _, width in split)
+    vectors = COLUMN_BYTES * sum(width for _, width in split)
     if config.is_exact:
-        vectors += sum(_FRESH_ROW_BYTES * r + _FRESH_COLUMN_BYTES * c for r, c in split)
-    saved = _SAVED_COLUMN_BYTES * sum(width for _, width in split) + _FLOAT * num_residents
+        vectors += sum(FRESH_ROW_BYTES * r + FRESH_COLUMN_BYTES * c for r, c in split)
+    saved = SAVED_COLUMN_BYTES * sum(width for _, width in split) + _FLOAT * num_residents
     saved += _FLOAT * sum(rows for rows, _ in split) if config.is_exact else 0
     return EngineMemory(
         host=host,
@@ -254,6 +250,6 @@ def _largest_bank(split: Sequence[tuple[int, int]], deferred: Sequence[int]) -> 
     for (rows, width), own in zip(split, deferred, strict=True):
         more = (width - own) * rows
         filled = open_banks[rows]
-        open_banks[rows] = more if filled + more > _BANK_ELEMENTS else filled + more
+        open_banks[rows] = more if filled + more > BANK_ELEMENTS else filled + more
         largest = max(largest, open_banks[rows])
     return largest

@@ -12,7 +12,7 @@ from sim.models.workload import Workload
 from sim.schedules.parallel.fsdp import sharded_device
 from sim.simulate import Strategy
 from sim.timing.costs import costs_of
-from sim.timing.fresh_steps import TEMPORARY_ELEMENTS
+from zenflow.rule.sizes import FRESH_ELEMENTS
 
 
 def engine_device_parts(
@@ -115,7 +115,7 @@ def _engine_state(
     if not hardware.device.is_cpu:
         temporaries = 2.0 * own.block * size
         if own.host.config.is_exact:
-            temporaries += 4.0 * (own.block + min(TEMPORARY_ELEMENTS, own.bucket))
+            temporaries += 4.0 * (own.block + min(FRESH_ELEMENTS, own.bucket))
     return [
         Part("optimizer state", "device", own.device_state, "important columns, whole tensors"),
         Part("column vectors", "device", own.column_vectors, "scores, moments, indices"),

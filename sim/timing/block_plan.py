@@ -17,7 +17,7 @@ from sim.timing.host_memory import HostMemory, host_memory
 from zenflow.config import ZenFlowConfig
 from zenflow.rule.blocks import BlockShape, partition
 from zenflow.rule.calendar import WindowCalendar
-from zenflow.step.gradients.ring_size import ring_bytes
+from zenflow.rule.sizes import ring_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,6 @@ from zenflow.config import ZenFlowConfig
 
 _TEMPORARY_BYTES = 8
 """Bytes of a float32 that is written and read."""
-TEMPORARY_ELEMENTS = 1 << 24
-"""Largest number of elements of a matrix that are moved at once."""
 
 
 def moved_bytes(dtype_bytes: int) -> int:

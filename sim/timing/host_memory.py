@@ -10,7 +10,7 @@ from sim.hardware.profile import HardwareProfile
 from zenflow.config import ZenFlowConfig
 from zenflow.rule.blocks import BlockShape
 from zenflow.rule.calendar import WindowCalendar
-from zenflow.rule.queue_size import pool_bytes, queue_depth
+from zenflow.rule.sizes import pool_bytes, queue_depth
 
 PROCESS_BYTES = 2e9
 """Bytes of the host for each device's interpreter, libraries and data loader. Estimated."""

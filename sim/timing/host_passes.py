@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zenflow.config import ZenFlowConfig
-from zenflow.rule.queue_size import AUTOMATIC_DEPTH
+from zenflow.rule.sizes import AUTOMATIC_DEPTH
 
 _STATE_BYTES = 24
 """Bytes of master and both moments, read and written."""

@@ -23,7 +23,7 @@ from zenflow import (
 )
 from zenflow.host import kernel
 from zenflow.lanes.copies import CopyLane
-from zenflow.step.fresh.passed_weights import PassedWeights
+from zenflow.step.uploads import UploadGate
 
 
 def within(seconds, function, *args):
@@ -199,7 +199,7 @@ def test_an_update_that_nobody_lets_up_is_an_error(monkeypatch):
     """Else its weights would never be seen, and every run would agree with every other."""
     model, optimizer = make("keep")
     with closing(optimizer):
-        monkeypatch.setattr(PassedWeights, "start_uploads", lambda *_: None)
+        monkeypatch.setattr(UploadGate, "start_bucket", lambda *_: None)
         with pytest.raises(AssertionError, match="never"):
             take_steps(model, optimizer, range(8))
 

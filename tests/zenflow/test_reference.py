@@ -212,7 +212,7 @@ def test_automatic_blocks_follow_the_reference(config, seed):
 @pytest.mark.parametrize("mode", ["keep", "release"])
 def test_a_matrix_that_is_moved_in_pieces_follows_the_reference(mode, monkeypatch):
     """As those of millions of elements are, each piece by the factors of its own rows."""
-    monkeypatch.setattr(steps, "MOST_ELEMENTS", 20)
+    monkeypatch.setattr(steps, "FRESH_ELEMENTS", 20)
     config = ZenFlowConfig(
         topk_ratio=0.25, update_interval=4, min_split_elements=1, block_elements=30
     )

@@ -15,9 +15,6 @@ from torch.optim.adamw import adamw as torch_adamw
 from zenflow.columns.local import is_sharded, local_of
 from zenflow.rule.adamw import Hyper, update_rows
 
-BANK_ELEMENTS = 1 << 24
-"""Largest number of elements in a bank. Its update needs three temporaries of its size."""
-
 
 @dataclass(slots=True, eq=False)
 class Bank:

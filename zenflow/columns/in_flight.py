@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from zenflow.columns.layout import Block
-from zenflow.columns.upload_buffer import UploadBuffer
+from zenflow.columns.upload_pool import UploadBuffer
 from zenflow.lanes.completion import Completion
 from zenflow.lanes.lease import Lease
 

@@ -8,7 +8,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from zenflow.columns.device_rows import BANK_ELEMENTS, Bank, NamedParam, Resident
+from zenflow.columns.device_rows import Bank, NamedParam, Resident
 from zenflow.columns.host_rows import HostRows, HostSlabs
 from zenflow.columns.host_shares import HostPart, HostShares
 from zenflow.columns.layout import (
@@ -24,6 +24,7 @@ from zenflow.columns.shards import Shards
 from zenflow.config import ZenFlowConfig
 from zenflow.device.base import AbstractDevice
 from zenflow.rule.blocks import BlockShape, important_count, partition
+from zenflow.rule.sizes import BANK_ELEMENTS
 
 
 def why_resident(param: Tensor, config: ZenFlowConfig) -> str | None:

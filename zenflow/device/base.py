@@ -11,15 +11,13 @@ import torch
 from torch import Tensor
 
 from zenflow.lanes.completion import Completion
+from zenflow.rule.sizes import GATHERED_BYTES
 
 DeviceSpan = tuple[Any, Any]
 """Two events of a GPU stream: before and behind a piece of work."""
 
 Gather = Callable[[Sequence[Tensor], Sequence[int]], Sequence[Tensor]]
 """Function that completes columns (D, some rows) to a number of rows each, over all ranks."""
-
-MOST_GATHERED_BYTES = 1 << 26
-"""Largest number of bytes of weights in one all-gather; one arrival alone may be larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ def gathered_together(
     filled = 0
     for arrival in arrivals:
         size = len(arrival.columns) * len(arrival.weight) * arrival.values.itemsize
-        if run and (gather is None or filled + size > MOST_GATHERED_BYTES):
+        if run and (gather is None or filled + size > GATHERED_BYTES):
             yield run
             run, filled = [], 0
         run.append(arrival)

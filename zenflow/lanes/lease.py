@@ -81,5 +81,5 @@ def take(
         lease._writers.append(work)
     for lease in changes:
         before += lease.users
-        lease._before, lease._writers, lease._readers = [], [work], []
+        lease._before, lease._writers, lease._readers = [work], [work], []
     return unique(other for other in before if not other.has_succeeded)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from zenflow.columns.device_rows import Bank, Resident, update_residents
 from zenflow.columns.layout import Layout, SplitParam
+from zenflow.columns.local import local_of
 from zenflow.device.base import AbstractDevice, HostValues
 from zenflow.rule.adamw import Hyper
 from zenflow.step.step import StepGradients
@@ -30,6 +31,19 @@ def _laid_out(grad: Tensor, place: Resident) -> Tensor:
     if grad.stride() == place.master.stride():
         return grad.float()
     return torch.empty_like(place.master).copy_(grad)
+
+
+def measure_in_place(layout: Layout, device: AbstractDevice) -> None:
+    """Measure the columns of gradients that are still in `.grad`, over all ranks."""
+    measured = []
+    for split in layout.splits:
+        if split.param.grad is None:
+            split.columns.energies.zero_()
+        else:
+            grad_OI = split.matrix(local_of(split.param.grad))
+            measured.append((grad_OI, split.columns.energies, split.rows.energies))
+    device.energies(measured)
+    layout.shards.add_up(layout.columns.energies)
 
 
 def squared_norm(layout: Layout, resident_grads: Sequence[Tensor]) -> Tensor:

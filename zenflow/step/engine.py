@@ -3,39 +3,7 @@
 Every wait is a stall with a cause. No decision depends on the clock: results follow from data,
 configuration and the controller's decisions only.
 
-Life of a gradient, with the module of `zenflow` where each part of it happens:
-
-1. Backward finishes it. In release mode a hook takes it at once and leaves a placeholder in
-   `.grad` (`surface.gradient_hooks`, `step.gradients.released`); in keep mode `step()` takes it.
-2. `GradientCollector.take` (`step.gradients.collector`) keeps a resident parameter's gradient
-   whole. A split parameter's waits for the others of its bucket. Then it measures the energies of
-   their columns and rows, and keeps their important columns.
-3. Backward is done with a full bucket's weights (`step.fresh.passed_weights`). The fresh step
-(`step.fresh.steps`) moves the deferred weights by the gradients that the host has not applied.
-Then these gradients' deferred columns leave: packed into the ring (`step.gradients.ring`) on a
-   GPU in release mode, and copied by the d2h lane (`lanes.copies`) to where they wait on the host
-   (`columns.gradient_queue`). Uploads into the bucket's weights may begin.
-4. `step()` calls `Engine.finish_step`. `step.device_step` computes the global norm and the clip
-   factor, moves the columns' scores on, and steps residents and important columns with AdamW
-   (`rule.adamw`) in device memory (`columns.device_rows`).
-5. `HostSchedule.begin` (`step.host.schedule`) asks the calendar (`rule.calendar`) which blocks'
-   windows end. `ExactTasks` (`step.host.exact`) lets the gradient wait. For these blocks, and for
-   blocks whose queue is full, it submits a catch-up pass: an AdamW step for every gradient that
-   waits (`columns.host_update`). The published rule has tasks of its own (`step.host.published`).
-6. Host threads (`lanes.host_worker`) start a task when the copies that it needs are there, the
-   earliest deadline first. The arithmetic is in C (`host.pool`, `host.kernel`). At a window's end
-   it leaves the low-precision weights, moved on by momentum (`rule.momentum`), in an upload buffer
-   (`columns.upload_pool`).
-7. A window that ends may choose its important columns anew: `columns.handover` lets columns change
-   owner with their state, for all blocks at once where k itself has changed.
-8. The update is in flight, a `PendingUpload` (`columns.layout`). In the next step the `UploadGate`
-   (`step.uploads`) queues it for the h2d lane, as soon as backward has passed the weights, and
-   waits at the end of that step for what is late: that wait is the stall which `device.stalls`
-   measures and `step.reporter` reports. Where ranks' hosts share the work, each uploads its rows,
-   and the devices complete them (`columns.host_shares`). The weights have landed, and the fresh
-   step of the gradient that came with the landing has been taken on them.
-9. The next forward sees them. `Decisions` (`step.decisions`) has asked the controller, which may
-   have looked at what open windows hold (`step.controller_probes`), for the next step's knobs.
+docs/engine.md tells the life of a gradient, with the module of each part.
 """
 
 from __future__ import annotations
@@ -48,37 +16,31 @@ import torch
 from torch import Tensor
 
 from zenflow.columns.device_rows import Resident
-from zenflow.columns.gradient_queue import RoomPool
 from zenflow.columns.handover import resize
 from zenflow.columns.in_flight import PendingUpload, UpdatesInFlight
 from zenflow.columns.layout import Layout, SplitParam
-from zenflow.columns.local import local_of
 from zenflow.columns.upload_pool import UploadPool
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
 from zenflow.device.base import AbstractDevice, Arrival
 from zenflow.device.stalls import StallClock
-from zenflow.host.limits import free_bytes
 from zenflow.host.pool import HostPool
 from zenflow.host.process import OwnProcess
-from zenflow.host.ranks import ranks_on_this_machine
 from zenflow.lanes.completion import unique, wait_all
-from zenflow.lanes.copies import CopyLane, PacedLink
+from zenflow.lanes.copies import CopyLane
 from zenflow.lanes.host_worker import HostWorker
 from zenflow.rule.adamw import Hyper
 from zenflow.rule.calendar import WindowCalendar
-from zenflow.rule.queue_size import pool_bytes, queue_depth
 from zenflow.step.controller_probes import ControllerProbes
 from zenflow.step.decisions import Decisions
 from zenflow.step.device_step import measure, move_scores, resident_grads_of, update_device
-from zenflow.step.fresh.passed_weights import PassedWeights
 from zenflow.step.fresh.steps import FreshSteps
 from zenflow.step.gradients.collector import GradientCollector
 from zenflow.step.gradients.ring import GradientRing
-from zenflow.step.host.exact import ExactTasks
-from zenflow.step.host.published import PublishedTasks, make_sums
+from zenflow.step.host.rules import make_tasks
 from zenflow.step.host.schedule import HostSchedule
-from zenflow.step.host.tasks import AbstractHostTasks, Window
+from zenflow.step.host.tasks import Window
+from zenflow.step.options import EngineOptions
 from zenflow.step.reporter import Reporter, check_finite
 from zenflow.step.same_gradients import SameGradients
 from zenflow.step.step import Step
@@ -88,10 +50,6 @@ from zenflow.trace.timeline import Timeline
 
 POOL_CALLERS = 2
 """Number of Python threads that call the pool: one prepares a call while the other's runs."""
-
-
-SPARE_SHARE = 0.5
-"""Share of the memory that the host's state leaves free which may go to waiting gradients."""
 
 
 class Engine:
@@ -111,24 +69,28 @@ class Engine:
         config: ZenFlowConfig,
         device: AbstractDevice,
         controller: AbstractController,
+        options: EngineOptions,
         *,
         hypers: Callable[[], Sequence[Hyper]],
         largest_interval: int,
-        num_timeline_steps: int,
-        link: PacedLink | None,
-        host_threads: int,
-        wait_timeout: float,
-        releases: bool,
         ending: ExitStack,
     ) -> None:
-        """Start lanes and host threads; the optimizer has checked the arguments.
+        """Start lanes and host threads.
 
-        `ending` gets a callback to end each of them, so that all end even if a later start fails.
+        Args:
+            layout: Places of all parameters.
+            config: Settings of the update rule.
+            device: Device that the parameters are on.
+            controller: Chooses the knobs.
+            options: How the engine runs; the number of host threads is known.
+            hypers: Function that returns AdamW's present settings of each parameter group.
+            largest_interval: Largest S to allocate for.
+            ending: Gets a callback to end each thread, so that all end if a later start fails.
         """
         self.layout = layout
         self.config = config
         self.device = device
-        self.wait_timeout = wait_timeout
+        self.options = options
         self._ending = ending
         self.process = OwnProcess()
         self.step = 0
@@ -139,36 +101,37 @@ class Engine:
         self.calendar = WindowCalendar(config, [block.shape for block in layout.blocks])
         self.decisions = Decisions(controller, layout, self.calendar)
         self.probes = ControllerProbes(controller, layout, device, self.windows)
-        self.recorder = Recorder(num_timeline_steps, device.seconds_of)
+        self.recorder = Recorder(options.timeline_steps, device.seconds_of)
         self.stalls = StallClock(device, self.recorder)
         self.reporter = Reporter(device, self.stalls)
         # The lanes end last: a copy may wait for a host task, which fails when the worker ends.
+        link, wait_timeout = options.link, options.wait_timeout
         self.h2d = self._lane("h2d", "params", link.h2d_bytes_per_second if link else None)
         self.d2h = self._lane("d2h", "grads", link.d2h_bytes_per_second if link else None)
-        self._start_host(host_threads, largest_interval)
-        self.gate = UploadGate(
-            *(device, self.h2d, self.stalls, self.calendar, wait_timeout),
-            *(layout.gather, self.in_flight),
-        )
+        self._start_host(options.host_threads or 1, largest_interval)
         self.fresh: FreshSteps | None = None
         if config.is_exact and layout.splits:
             self.fresh = FreshSteps(layout, self.calendar, device)
-        self.passed = PassedWeights(self.gate, self.fresh)
+        self.gate = UploadGate(
+            *(device, self.h2d, self.stalls, self.calendar, wait_timeout),
+            *(layout.gather, self.in_flight, self.fresh),
+        )
         self.ring: GradientRing | None = None
-        if releases and device.has_ring:
+        if options.releases and device.has_ring:
             sizes = [
                 (len(s.slab_rows.staging), s.part.most * s.param.itemsize) for s in layout.splits
             ]
             self.ring = GradientRing(device, sizes, wait_timeout=wait_timeout)
         self.same: SameGradients | None = None
-        if layout.shares.group is not None and not releases:
+        if layout.shares.group is not None and not options.releases:
             self.same = SameGradients(layout.shares, device)
         self.collector = GradientCollector(
             device,
             layout,
             self.d2h,
             self.schedule.tasks.stage,
-            self.passed,
+            self.gate,
+            self.fresh,
             self.probes.sketch,
             self.ring,
             partial(self.stalls.waiting, "d2h"),
@@ -188,30 +151,23 @@ class Engine:
         if has_work:
             self.worker.start(num_workers)
         self.uploads = UploadPool(
-            self.device, self.config, self.layout.blocks, self.calendar, self.wait_timeout
+            *(self.device, self.config, self.layout.blocks, self.calendar),
+            self.options.wait_timeout,
         )
-        tasks = self._host_tasks(largest_interval)
-        self.schedule = HostSchedule(
-            self.layout, self.config, self.calendar, tasks, self.device, self.wait_timeout
-        )
-
-    def _host_tasks(self, largest_interval: int) -> AbstractHostTasks:
-        """Return the tasks of the update rule, with the memory that its gradients wait in."""
-        layout, config = self.layout, self.config
         parts = (
-            *(layout, self.calendar, self.worker, self.pool),
+            *(self.layout, self.calendar, self.worker, self.pool),
             *(self.uploads, self.in_flight, self.windows),
         )
-        if not config.is_exact:
-            return PublishedTasks(*parts, make_sums(layout, config, largest_interval))
-        staging_bytes = layout.slabs.pinned_bytes
-        # The state's pages may not have been touched yet: they count as taken.
-        # Other ranks of this machine have as much, and take as much.
-        free = max(0.0, free_bytes()[0] / ranks_on_this_machine() - layout.slabs.num_bytes)
-        spare = SPARE_SHARE * free / staging_bytes if staging_bytes else 0.0
-        depth = queue_depth(config.queue_depth, largest_interval, spare)
-        rooms = RoomPool(self.device, pool_bytes(staging_bytes, depth))
-        return ExactTasks(*parts, rooms, depth)
+        tasks = make_tasks(
+            parts,
+            config=self.config,
+            device=self.device,
+            largest_interval=largest_interval,
+        )
+        self.schedule = HostSchedule(
+            *(self.layout, self.config, self.calendar, tasks, self.device),
+            self.options.wait_timeout,
+        )
 
     def _lane(self, name: str, span_name: str, bytes_per_second: float | None) -> CopyLane:
         lane = CopyLane(
@@ -219,7 +175,7 @@ class Engine:
             span_name,
             self.recorder,
             bytes_per_second=bytes_per_second,
-            wait_timeout=self.wait_timeout,
+            wait_timeout=self.options.wait_timeout,
             enter_thread=self.device.enter_thread,
         )
         self._ending.callback(lane.close)
@@ -322,18 +278,6 @@ class Engine:
         self.device.unpack([arrival], self.device.mark(), self.layout.gather)
         self.device.synchronize()  # the values are read until then
 
-    def measure_in_place(self) -> None:
-        """Measure the columns of gradients that are still in `.grad`, over all ranks."""
-        measured = []
-        for split in self.layout.splits:
-            if split.param.grad is None:
-                split.columns.energies.zero_()
-            else:
-                grad_OI = split.matrix(local_of(split.param.grad))
-                measured.append((grad_OI, split.columns.energies, split.rows.energies))
-        self.device.energies(measured)
-        self.layout.shards.add_up(self.layout.columns.energies)
-
     def finish_step(self, max_norm: float | None) -> None:
         """Turn the gradients that came in into one step of the rule, by the settings of `use`.
 
@@ -428,8 +372,8 @@ class Engine:
         blocks = self.layout.blocks
         self.schedule.tasks.flush(blocks)
         # Copies nothing waits for too: those of gradients that were dropped end in staging.
-        wait_all([self.d2h.last, self.h2d.last], self.wait_timeout)
-        wait_all(unique(self.schedule.tasks.users_of(blocks)), self.wait_timeout)
+        users = self.schedule.tasks.users_of(blocks)
+        wait_all(unique([self.d2h.last, self.h2d.last, *users]), self.options.wait_timeout)
         self.device.synchronize()
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zenflow.columns.device_rows import Resident
 from zenflow.columns.layout import Block, Bucket, SplitParam
-from zenflow.columns.upload_buffer import UploadBuffer
+from zenflow.columns.upload_pool import UploadBuffer
 from zenflow.device.base import HostValues
 from zenflow.lanes.completion import Completion
 from zenflow.rule.adamw import Hyper

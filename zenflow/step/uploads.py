@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,16 @@ from zenflow.lanes.copies import Copy
 from zenflow.lanes.lease import Lease, take
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from zenflow.columns.in_flight import PendingUpload, UpdatesInFlight
-    from zenflow.columns.layout import Block
+    from zenflow.columns.layout import Block, Bucket, SplitParam
     from zenflow.device.base import AbstractDevice, Gather, LateGradient
     from zenflow.device.stalls import StallClock
     from zenflow.lanes.copies import CopyLane
     from zenflow.rule.calendar import WindowCalendar
+    from zenflow.step.fresh.steps import FreshSteps
+    from zenflow.step.gradients.ring import PackJob
 
 
 @dataclass(eq=False, repr=False)
@@ -31,6 +35,8 @@ class UploadGate:
     wait_timeout: float
     gather: Gather | None
     in_flight: UpdatesInFlight
+    fresh: FreshSteps | None
+    """Fresh steps, which gradients newer than an upload still owe it; None for none."""
 
     def lands(self, block: Block, step: int) -> bool:
         """Whether the block's update in flight lands in this step.
@@ -48,6 +54,52 @@ class UploadGate:
         update = self.in_flight.of(block)
         return update is not None and update.uploaded is None and self._lands(update, step)
 
+    def start_bucket(
+        self, bucket: Bucket, mark: Any, step: int, grads: Mapping[SplitParam, Tensor]
+    ) -> None:
+        """Queue the uploads that land in a bucket's weights, which backward has passed.
+
+        Args:
+            bucket: The bucket.
+            mark: The device's position after the last use of the weights.
+            step: The step under way.
+            grads: This host's rows of the bucket's gradients, (O, I). They are newer than the
+                upload, so that the fresh step is applied on arrival.
+        """
+
+        def late(block: Block) -> LateGradient | None:
+            grad_OI = grads.get(block.split)
+            return None if grad_OI is None else self._late(block, grad_OI.t(), is_packed=False)
+
+        self.start_uploads(bucket.blocks, mark, step, late)
+
+    def start_piece(
+        self, jobs: Sequence[PackJob], packed: Sequence[Tensor], slot: Lease, mark: Any, step: int
+    ) -> None:
+        """Queue the uploads that land on the columns of a piece of the ring.
+
+        The piece's gradients are newer than the upload, so that the fresh step is applied on
+        arrival.
+
+        Args:
+            jobs: The piece.
+            packed: Its packed columns, (D, O) each.
+            slot: Lease of their memory.
+            mark: The device's position after the last use of the weights.
+            step: The step under way.
+        """
+        parts = [
+            (job.block, job.low, job.high, self._late(job.block, rows, is_packed=True))
+            for job, rows in zip(jobs, packed, strict=True)
+            if self.lands(job.block, step)
+        ]
+        self._start_parts(parts, mark, step, [slot])
+
+    def _late(self, block: Block, rows: Tensor, *, is_packed: bool) -> LateGradient | None:
+        if self.fresh is None:
+            return None
+        return self.fresh.late(block.split, rows, is_packed=is_packed)
+
     def start_uploads(
         self,
         blocks: Iterable[Block],
@@ -63,7 +115,7 @@ class UploadGate:
             step: The step under way.
             late: Function that returns the gradient whose fresh step a block's weights still need.
         """
-        self.start_parts(
+        self._start_parts(
             [
                 (block, 0, block.shape.num_deferred, late(block))
                 for block in blocks
@@ -73,7 +125,7 @@ class UploadGate:
             step,
         )
 
-    def start_parts(
+    def _start_parts(
         self,
         parts: Sequence[tuple[Block, int, int, LateGradient | None]],
         mark: Any,

@@ -174,37 +174,6 @@ def check_group(group: Mapping[str, Any]) -> None:
             )
 
 
-def check_arguments(
-    releases: bool,
-    accumulation_steps: int,
-    timeline_steps: int,
-    host_threads: int | None,
-    wait_timeout: float,
-) -> None:
-    """Check the arguments that hold for the whole optimizer.
-
-    Raises:
-        ValueError: An argument breaks its rule; the message lists all that do.
-    """
-    rules = [
-        (
-            accumulation_steps == 1 or releases,
-            f"accumulation_steps={accumulation_steps} is for release mode: in keep mode call "
-            "backward as often as you like before step()",
-        ),
-        (accumulation_steps >= 1, f"accumulation_steps must be at least 1: {accumulation_steps}"),
-        (
-            host_threads is None or host_threads >= 1,
-            f"host_threads must be at least 1, or None for most of the cores: {host_threads}",
-        ),
-        (timeline_steps >= 0, f"timeline_steps must be at least 0, got {timeline_steps}"),
-        (wait_timeout > 0, f"wait_timeout must be positive, got {wait_timeout}"),
-    ]
-    broken = [text for holds, text in rules if not holds]
-    if broken:
-        raise ValueError("; ".join(broken))
-
-
 def common_device(named: Sequence[NamedParam]) -> torch.device:
     """Return the device of all parameters.
 

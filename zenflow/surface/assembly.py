@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,10 +23,10 @@ from zenflow.device.cuda import CudaDevice
 from zenflow.host.limits import free_bytes
 from zenflow.host.memory import is_refused
 from zenflow.host.ranks import num_ranks
-from zenflow.lanes.copies import PacedLink
 from zenflow.rule.adamw import Hyper
-from zenflow.rule.queue_size import AUTOMATIC_DEPTH
+from zenflow.rule.sizes import AUTOMATIC_DEPTH
 from zenflow.step.engine import Engine
+from zenflow.step.options import EngineOptions
 from zenflow.surface.arguments import (
     common_device,
     default_host_threads,
@@ -46,19 +47,21 @@ def start_engine(
     param_groups: Sequence[dict[str, Any]],
     config: ZenFlowConfig,
     *,
+    options: EngineOptions,
     process_group: ProcessGroup | None,
     controller: AbstractController | None,
-    link: PacedLink | None,
-    host_threads: int | None,
-    timeline_steps: int,
-    wait_timeout: float,
-    releases: bool,
     settings: Mapping[str, Any],
 ) -> tuple[Engine, list[SplitParam | Resident]]:
     """Allocate the state of all trainable parameters and start the threads that work on it.
 
-    `settings` are further values that must be equal on all ranks which share parameters or the
-    host's work.
+    Args:
+        param_groups: The parameters, and AdamW's settings of each group.
+        config: Settings of the update rule.
+        options: How the engine runs.
+        process_group: Ranks whose hosts share the work; None for none.
+        controller: Chooses the knobs; None keeps the config's.
+        settings: Further values that must be equal on all ranks which share parameters or the
+            host's work.
 
     Returns:
         The engine, and every trainable parameter's place in registration order.
@@ -69,18 +72,18 @@ def start_engine(
         RuntimeError: The system gives too few threads.
     """
     named = named_params(param_groups)
-    shards = Shards.of(named, wait_timeout)
+    shards = Shards.of(named, options.wait_timeout)
     where = common_device(named)
-    shares = HostShares.of(named, process_group, wait_timeout)
+    shares = HostShares.of(named, process_group, options.wait_timeout)
     sharing = shards.group or shares.group
-    _check_ranks(controller, releases=releases and sharing is None)
+    _check_ranks(controller, releases=options.releases and sharing is None)
     own = _shared_settings(named, param_groups, config, controller)
     check_same(sharing, {**settings, **own})
-    device = bind(where, wait_timeout)
-    if link is not None and not device.is_synchronous:
+    device = bind(where, options.wait_timeout)
+    if options.link is not None and not device.is_synchronous:
         raise ValueError("link emulates a link for a CPU device: leave it out on a GPU")
-    threads = host_threads or default_host_threads()
-    _log.info("the host's rows have %d threads", threads)
+    options = replace(options, host_threads=options.host_threads or default_host_threads())
+    _log.info("the host's rows have %d threads", options.host_threads)
     deciding = controller or FixedInterval(config.update_interval)
     largest = max(config.update_interval, deciding.largest_interval or 0)
     ending = ExitStack()
@@ -100,13 +103,9 @@ def start_engine(
             config,
             device,
             deciding,
+            options,
             hypers=lambda: [Hyper.of(group) for group in param_groups],
             largest_interval=_longest_window(largest, deciding),
-            num_timeline_steps=timeline_steps,
-            link=link,
-            host_threads=threads,
-            wait_timeout=wait_timeout,
-            releases=releases,
             ending=ending,
         )
         deciding.attach(engine)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +19,8 @@ from torch import Tensor
 
 from zenflow.errors import GradientError
 from zenflow.step.same_gradients import REMEDY
-from zenflow.surface.with_engine import WithEngine
+from zenflow.surface.gradient_hooks import GradientSource
+from zenflow.surface.life import Life, Lifetime
 
 if TYPE_CHECKING:
     from torch.distributed import GradBucket, ProcessGroup  # type: ignore[attr-defined]
@@ -30,25 +31,46 @@ if TYPE_CHECKING:
     from zenflow.columns.layout import SplitParam
 
 
-class TakesAverages(WithEngine):
-    """The part of the optimizer's surface about averages over data-parallel ranks."""
+class Averages:
+    """Gradients as averages over data-parallel ranks, whose hosts share the work."""
 
-    def release_from(self, model: DistributedDataParallel) -> None:
-        """Take gradients in backward, as their averages over the model's ranks come in.
-
-        For release mode with a `process_group`: every rank calls it before the first backward. The
-        optimizer's hook takes the place of the model's communication hook.
+    def __init__(
+        self,
+        group: ProcessGroup | None,
+        source: GradientSource,
+        places: Mapping[Tensor, SplitParam | Resident],
+        life: Lifetime,
+    ) -> None:
+        """Start without a model.
 
         Args:
-            model: Module that averages the gradients of all of this optimizer's parameters.
+            group: The ranks; None where each host does all of its rank's work.
+            source: Source of the gradients.
+            places: Place of every trainable parameter, which the optimizer adds to.
+            life: State of the optimizer.
+        """
+        self._group = group
+        self._source = source
+        self._places = places
+        self._life = life
+        self._hook: _AveragesHook | None = None
+        self._models: Sequence[weakref.ref[DistributedDataParallel]] | None = None
+
+    def release_from(
+        self, model: DistributedDataParallel, check: weakref.WeakMethod[Callable[[], None]]
+    ) -> None:
+        """Take gradients in backward, as their averages over the model's ranks come in.
+
+        Args:
+            model: Module that averages the gradients of all parameters.
+            check: Method that raises where no step can follow a backward.
 
         Raises:
             ValueError: The optimizer has another mode or no group, or the model has other ranks or
                 leaves some parameters out.
             RuntimeError: The model has a communication hook already.
         """
-        self._check_open()
-        group = self._running.layout.shares.group
+        group = self._group
         if group is None or not self._source.releases:
             raise ValueError(
                 "release_from() is for an optimizer that was made with a process_group and "
@@ -76,31 +98,42 @@ class TakesAverages(WithEngine):
                     f"{place.name} is not among the parameters whose gradients the model "
                     "averages: wrap the module that has all of the optimizer's parameters"
                 )
-        hook = _AveragesHook(weakref.ref(self), weakref.ref(model), model.process_group)
+        hook = _AveragesHook(weakref.ref(self), weakref.ref(model), model.process_group, check)
         model.register_comm_hook(hook, lambda state, bucket: state.begin(bucket))
-        self._averages, self._models = hook, [weakref.ref(model)]
+        self._hook, self._models = hook, [weakref.ref(model)]
         self._source.has_hooks = True
         self._source.note_arrivals(hook.own)
 
-    _averages: _AveragesHook | None = None
-    """Communication hook of the model in release mode; None before `release_from`."""
-    _models: Sequence[weakref.ref[DistributedDataParallel]] | None = None
-    """Modules that average the gradients; None before they have been looked for."""
+    @property
+    def is_over(self) -> bool:
+        """Whether the optimizer was closed."""
+        return self._life.now is Life.CLOSED
 
-    def _check_averages(self) -> None:
+    def came(self, param: Tensor, average: Tensor) -> SplitParam | Resident | None:
+        """Take a parameter's average; return its place, None for another optimizer's."""
+        place = self._places.get(param)
+        if place is not None:
+            self._source.average_came(place, average)
+        return place
+
+    def leave_placeholders(self) -> None:
+        """Free the memory of the averages that were taken: DDP has done its last write."""
+        self._source.leave_placeholders()
+
+    def check(self) -> None:
         """Refuse gradients that are not the average of all ranks, before they are used.
 
         Raises:
             GradientError: A gradient has not been averaged.
             RuntimeError: A rank may end before the others.
         """
-        if self._running.layout.shares.group is None:
+        if self._group is None:
             return
         if self._models is None:
             self._models = _modules_of(self._places)
         for model in self._models:
             _check_join(model())
-        own = set() if self._averages is None else self._averages.own
+        own = set() if self._hook is None else self._hook.own
         for place in self._places.values():
             if place in own and place.param.grad is not None:
                 raise GradientError(
@@ -114,14 +147,16 @@ class _AveragesHook:
 
     def __init__(
         self,
-        optimizer: weakref.ref[TakesAverages],
+        averages: weakref.ref[Averages],
         model: weakref.ref[DistributedDataParallel],
         process_group: ProcessGroup,
+        check: weakref.WeakMethod[Callable[[], None]],
     ) -> None:
         """Start with no bucket; references are weak: the model and its hook outlive optimizers."""
-        self._optimizer = optimizer
+        self._averages = averages
         self._model = model
         self._process_group = process_group
+        self._check = check
         self.own: set[SplitParam | Resident] = set()
         """Parameters that have had a gradient since their last average."""
         self._begun: tuple[GradBucket, Future[Tensor]] | None = None
@@ -132,13 +167,13 @@ class _AveragesHook:
 
         _check_join(self._model())
         average = allreduce_hook(self._process_group, bucket)
-        optimizer = self._optimizer()
-        if optimizer is None or not optimizer._finalizer.alive:
+        averages, check = self._averages(), self._check()
+        if averages is None or check is None or averages.is_over:
             return average
         if bucket.index() == 0:
             self._begun = None  # of a backward that was broken off
-            optimizer._check_can_step()
-        self._take(optimizer)
+            check()
+        self._take(averages)
         self._begun = bucket, average
         if bucket.is_last():
             # DDP is yet to queue what ends its backward; what that queues comes behind.
@@ -148,21 +183,20 @@ class _AveragesHook:
 
     def _end(self) -> None:
         """Take the last bucket, and leave placeholders where DDP has put the averages."""
-        optimizer = self._optimizer()
-        if optimizer is not None:
-            self._take(optimizer)
-            optimizer._source.leave_placeholders()
+        averages = self._averages()
+        if averages is not None:
+            self._take(averages)
+            averages.leave_placeholders()
 
-    def _take(self, optimizer: TakesAverages) -> None:
+    def _take(self, averages: Averages) -> None:
         if self._begun is None:
             return
         (bucket, average), self._begun = self._begun, None
         average.wait()
         for param, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            place = optimizer._places.get(param)
+            place = averages.came(param, _in_order_of(param, grad))
             if place is not None:
                 self.own.discard(place)
-                optimizer._source.average_came(place, _in_order_of(param, grad))
 
 
 def _modules_of(params: Collection[Tensor]) -> Sequence[weakref.ref[DistributedDataParallel]]:

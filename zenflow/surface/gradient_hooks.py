@@ -34,8 +34,6 @@ class GradientSource:
         places: Sequence[SplitParam | Resident],
         *,
         frozen: Sequence[Tensor],
-        releases: bool,
-        accumulation_steps: int,
     ) -> None:
         """Start without hooks.
 
@@ -43,13 +41,11 @@ class GradientSource:
             engine: Engine whose collector takes the gradients.
             places: Place of every trainable parameter, in registration order.
             frozen: Parameters that were not trainable when the optimizer was made.
-            releases: Whether a gradient's memory is given up when it is taken.
-            accumulation_steps: Backward passes per step; only release mode looks at it.
         """
         self._engine = engine
         self._places = list(places)
-        self.releases = releases
-        self._accumulation_steps = accumulation_steps
+        self.releases = engine.options.releases
+        self._accumulation_steps = engine.options.accumulation_steps
         self._frozen = list(frozen)
         self._arrivals: dict[SplitParam | Resident, int] = {}
         self._sums: dict[SplitParam | Resident, _Identity] = {}

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from zenflow.columns.host_rows import ROW_STATE
 from zenflow.columns.placement import why_resident
-from zenflow.device.base import MOST_GATHERED_BYTES
 from zenflow.host.fair_share import bound_cores, numa_nodes
 from zenflow.report import MemoryPlan
+from zenflow.rule.sizes import BANK_TEMPORARIES, GATHERED_BYTES, GATHERED_COPIES
 from zenflow.step.host.exact import ExactTasks
 
 if TYPE_CHECKING:
@@ -19,14 +19,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-GATHERED_COPIES = 3
-"""Number of copies of whole columns that an all-gather needs: a rank's own rows, all ranks' rows,
-and the columns."""
-
 LITTLE = 0.01
 """Fraction of the parameters below which a warning says that next to nothing is offloaded."""
-BANK_TEMPORARIES = 3
-"""Number of float32 temporaries of a bank's size in its update."""
 
 
 def plan_memory(engine: Engine) -> MemoryPlan:
@@ -73,7 +67,7 @@ def _gathered_bytes(engine: Engine) -> int:
     group = engine.layout.shares.group
     if group is None:
         return 0
-    return GATHERED_COPIES * min(MOST_GATHERED_BYTES, engine.uploads.capacity * group.size())
+    return GATHERED_COPIES * min(GATHERED_BYTES, engine.uploads.capacity * group.size())
 
 
 def _step_bytes(layout: Layout) -> int:

@@ -31,6 +31,7 @@ ROWS, COLUMNS = 512, 8
 """Divisors of a matrix's rows and columns. Few rows, since blocks are cut by columns."""
 
 BLOCKS = ("zenflow.rule.blocks", "zenflow.blocks")
+SIZES = "zenflow.rule.sizes"
 LIMITS = {
     "MAX_BUCKET_ELEMENTS": BLOCKS,
     "MAX_COHORT_ELEMENTS": BLOCKS,
@@ -39,9 +40,11 @@ LIMITS = {
     "PART_ELEMENTS": ("zenflow.columns.host_update", "zenflow.host_update"),
     "POOL_ELEMENTS": ("zenflow.columns.host_update",),
     "BANK_ELEMENTS": ("zenflow.columns.placement", "zenflow.placement"),
+    "FRESH_ELEMENTS": ("zenflow.step.fresh.steps",),
     "MOST_ELEMENTS": ("zenflow.step.fresh.steps", "zenflow.step.fresh_steps"),
-    "RING_BYTES": ("zenflow.step.gradients.ring_size", "zenflow.step.ring_size"),
+    "RING_BYTES": (SIZES, "zenflow.step.gradients.ring_size", "zenflow.step.ring_size"),
     "ALIGNMENT": (
+        SIZES,
         "zenflow.step.gradients.ring_size",
         "zenflow.step.ring_size",
         "zenflow.columns.host_rows",

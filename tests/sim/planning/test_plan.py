@@ -19,7 +19,7 @@ from sim.simulate import STRATEGIES, Strategy, simulate
 from sim.timing.costs import costs_of
 from zenflow.config import PRESETS
 from zenflow.errors import ConfigError
-from zenflow.rule.queue_size import AUTOMATIC_DEPTH
+from zenflow.rule.sizes import AUTOMATIC_DEPTH
 
 pytestmark = pytest.mark.usefixtures("simulated_once")
 GIB = 1 << 30

@@ -41,7 +41,7 @@ from tests.zenflow.step.test_gradient_ring import CpuWithRing
 from tests.zenflow.step.test_timing import delay
 from zenflow import GradientError, ZenFlowAdamW, ZenFlowConfig
 from zenflow.lanes.copies import CopyLane
-from zenflow.step.gradients import ring_size
+from zenflow.rule import sizes
 from zenflow.surface import assembly
 
 SMALL_BUCKETS = {"bucket_cap_mb": 0.0005}
@@ -87,8 +87,8 @@ def through_ring(rank, mesh, folder):
     """Train with gradients that leave through a ring, as they do on a GPU, in small pieces."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(assembly, "CpuDevice", CpuWithRing)
-        patch.setattr(ring_size, "RING_BYTES", 1)
-        patch.setattr(ring_size, "ALIGNMENT", 4)
+        patch.setattr(sizes, "RING_BYTES", 1)
+        patch.setattr(sizes, "ALIGNMENT", 4)
         return train_one(SCENARIOS["k = 0.1, S = 4, release"], rank, mesh)
 
 

@@ -11,15 +11,14 @@ from tests.zenflow.races.harness import races
 from tests.zenflow.races.runtime import CheckedRuntime
 from tests.zenflow.races.test_races import KNOBS, drop, look, save_and_load
 from zenflow.columns.gradient_queue import RoomPool
-from zenflow.columns.upload_buffer import UploadBuffer
-from zenflow.columns.upload_pool import UploadPool
+from zenflow.columns.upload_pool import UploadBuffer, UploadPool
 from zenflow.device.base import HostValues
 from zenflow.device.cuda import CudaDevice
 from zenflow.lanes.copies import CopyLane
 from zenflow.lanes.host_worker import HostWorker
 from zenflow.lanes.lease import Lease
+from zenflow.rule import sizes
 from zenflow.step.engine import Engine
-from zenflow.step.gradients import ring_size
 from zenflow.step.gradients.ring import GradientRing
 from zenflow.step.host import schedule as host_schedule
 from zenflow.step.uploads import UploadGate
@@ -132,7 +131,7 @@ def without_copies(_):
         self.schedule.tasks.flush(blocks)
         tasks = self.schedule.tasks
         rows = [user for lease in tasks.rows for user in lease.users]
-        host_schedule.wait_all(rows, self.wait_timeout)
+        host_schedule.wait_all(rows, self.options.wait_timeout)
         self.device.synchronize()
 
     return drain
@@ -230,7 +229,7 @@ MUTANTS = {
 def test_a_missing_synchronisation_is_found(name, monkeypatch):
     mutant = MUTANTS[name]
     if mutant.ring_bytes is not None:
-        monkeypatch.setattr(ring_size, "RING_BYTES", mutant.ring_bytes)
+        monkeypatch.setattr(sizes, "RING_BYTES", mutant.ring_bytes)
     old = vars(mutant.owner)[mutant.name]
     changes = {"update_interval": 2, **mutant.changes}
     with replaced(mutant.owner, mutant.name, mutant.make(old)):

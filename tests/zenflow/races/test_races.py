@@ -9,7 +9,7 @@ from tests.models import TinyStack, closing
 from tests.zenflow.races.harness import Training, checked, races
 from tests.zenflow.step.test_timing import RULES
 from zenflow.host import kernel
-from zenflow.step.gradients import ring_size
+from zenflow.rule import sizes
 
 MODES = ("release", "keep")
 both_modes = pytest.mark.parametrize("mode", MODES)
@@ -31,7 +31,7 @@ def test_the_fallback_in_torch(mode, monkeypatch):
 
 @pytest.mark.parametrize("num_bytes", [1, 700])
 def test_a_ring_that_is_full_now_and_then(num_bytes, monkeypatch):
-    monkeypatch.setattr(ring_size, "RING_BYTES", num_bytes)
+    monkeypatch.setattr(sizes, "RING_BYTES", num_bytes)
     assert races("release", S2, steps=8) == []
 
 

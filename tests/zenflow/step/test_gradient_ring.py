@@ -17,7 +17,7 @@ from zenflow.errors import DeadlineError, WorkerError
 from zenflow.lanes.completion import Completion
 from zenflow.lanes.copies import CopyLane
 from zenflow.lanes.lease import take
-from zenflow.step.gradients import ring_size
+from zenflow.rule import sizes
 from zenflow.step.gradients.ring import GradientRing, PackJob
 from zenflow.surface import assembly
 
@@ -48,9 +48,9 @@ def make_jobs(shapes, seed=0, dtype=torch.bfloat16):
 
 def ring_for(jobs, monkeypatch=None, ring_bytes=None, wait_timeout=5.0):
     if ring_bytes is not None:
-        monkeypatch.setattr(ring_size, "RING_BYTES", ring_bytes)
-    sizes = [(len(job.host), job.host[:1].nbytes) for job in jobs]
-    return GradientRing(DEVICE, sizes, wait_timeout=wait_timeout)
+        monkeypatch.setattr(sizes, "RING_BYTES", ring_bytes)
+    matrices = [(len(job.host), job.host[:1].nbytes) for job in jobs]
+    return GradientRing(DEVICE, matrices, wait_timeout=wait_timeout)
 
 
 def pack(ring, piece, sent, *waiting):
@@ -99,12 +99,12 @@ def test_pieces_have_every_column_once_and_leave_room_for_others(shapes, ring_by
     with pytest.MonkeyPatch.context() as patch:
         ring = ring_for(jobs, patch, ring_bytes)
     tallest = max(job.host[:1].nbytes for job in jobs)
-    assert ring.num_bytes <= max(ring_bytes + 512, ring_size.PIECES * (tallest + 512))
+    assert ring.num_bytes <= max(ring_bytes + 512, sizes.PIECES * (tallest + 512))
     for job in jobs:
         parts = [part for part in ring_jobs(ring, jobs) if part.block is job.block]
         assert torch.equal(torch.cat([part.columns for part in parts]), job.columns)
     for piece in ring.pieces(jobs):
-        most = max(ring.num_bytes // ring_size.PIECES, tallest)
+        most = max(ring.num_bytes // sizes.PIECES, tallest)
         assert sum(job.num_bytes for job in piece) <= most
 
 
@@ -188,7 +188,7 @@ def test_a_run_through_the_ring_has_the_weights_of_one_without(monkeypatch, rule
     config, model = timing.config_of(rule), lambda: TinyStack(num_layers=8, width=12)
     expected = timing.train(model, config, "release", 12, host_threads=1)
     monkeypatch.setattr(assembly, "CpuDevice", CpuWithRing)
-    monkeypatch.setattr(ring_size, "RING_BYTES", ring_bytes)
+    monkeypatch.setattr(sizes, "RING_BYTES", ring_bytes)
     timing.delay(monkeypatch, CopyLane, "_perform", 1e-3, seed=1)
     actual = timing.train(model, config, "release", 12, host_threads=2)
     for step, (ours, theirs) in enumerate(zip(actual, expected, strict=True), start=1):
@@ -203,3 +203,26 @@ def test_keep_mode_has_no_ring(monkeypatch):
             ZenFlowAdamW(model.parameters(), config=ZenFlowConfig(**TINY), offload_gradients=mode)
         ) as optimizer:
             assert (optimizer._engine.ring is not None) == has_ring
+
+
+def test_every_step_of_a_run_begins_at_the_rings_start(monkeypatch):
+    monkeypatch.setattr(assembly, "CpuDevice", CpuWithRing)
+    monkeypatch.setattr(sizes, "RING_BYTES", 2500)
+    first, free_slot = [], GradientRing._free_slot
+
+    def noted(ring, num_bytes, waiting):
+        slot = free_slot(ring, num_bytes, waiting)
+        first.append(slot)
+        return slot
+
+    monkeypatch.setattr(GradientRing, "_free_slot", noted)
+    model, slots = TinyStack(num_layers=8, width=12), []
+    settings = {"config": timing.config_of("S 3"), "offload_gradients": "release"}
+    with closing(ZenFlowAdamW(model.parameters(), **settings)) as optimizer:
+        for step in range(4):
+            model.loss(step).backward()
+            optimizer.step()
+            slots.append(tuple(first))
+            first.clear()
+    assert len(slots[0]) > 1
+    assert len(set(slots)) == 1

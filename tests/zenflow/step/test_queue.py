@@ -27,9 +27,9 @@ from zenflow.columns.gradient_queue import RoomPool
 from zenflow.device.cpu import CpuDevice
 from zenflow.lanes.completion import Completion
 from zenflow.lanes.lease import take
-from zenflow.rule.queue_size import pool_bytes, queue_depth
-from zenflow.step import engine
+from zenflow.rule.sizes import pool_bytes, queue_depth
 from zenflow.step.host import exact as exact_tasks
+from zenflow.step.host import rules
 
 
 def runs_of(scenario, mode, depths, dtype=torch.float32):
@@ -48,9 +48,7 @@ def runs_of(scenario, mode, depths, dtype=torch.float32):
 )
 def test_any_depth_and_any_memory_give_the_same_bits(scenario, mode, dtype, depth, room):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            engine, "pool_bytes", lambda size, depth: int(room * pool_bytes(size, depth))
-        )
+        patch.setattr(rules, "pool_bytes", lambda size, depth: int(room * pool_bytes(size, depth)))
         expected, actual = runs_of(scenario, mode, (1, depth), dtype)
     for step, (ours, theirs) in enumerate(zip(actual, expected, strict=True), start=1):
         assert_equal(ours, theirs, f"step {step}")
@@ -114,7 +112,7 @@ def test_memory_is_enough_for_the_depth_in_a_long_run(monkeypatch, interval, dep
 
 def test_a_pool_without_room_lets_blocks_apply_what_waits(monkeypatch):
     watched = Watched(monkeypatch)
-    monkeypatch.setattr(engine, "pool_bytes", lambda size, depth: 0)
+    monkeypatch.setattr(rules, "pool_bytes", lambda size, depth: 0)
     timing.train(TinyStack, timing.config_of("S 3"), "release", 12)
     assert watched.forced > 0
     assert watched.longest == 1
@@ -223,7 +221,7 @@ def test_the_depth_follows_the_memory_and_never_passes_the_window():
 def test_a_host_without_memory_to_spare_lets_no_gradient_wait(monkeypatch):
     plans = []
     for free in (0.0, 1e12):
-        monkeypatch.setattr(engine, "free_bytes", lambda free=free: (free, "a test"))
+        monkeypatch.setattr(rules, "free_bytes", lambda free=free: (free, "a test"))
         config = ZenFlowConfig(**TINY)
         with closing(ZenFlowAdamW(OddShapes().parameters(), config=config)) as optimizer:
             plans.append(optimizer.memory)

@@ -137,7 +137,7 @@ BREAKS = {
     "the pool": "zenflow.step.engine.HostPool.open",
     "the worker": "zenflow.step.engine.HostWorker.start",
     "upload buffers": "zenflow.step.engine.UploadPool.__init__",
-    "the queue": "zenflow.step.engine.RoomPool.__init__",
+    "the queue": "zenflow.step.host.rules.RoomPool.__init__",
     "fresh steps": "zenflow.step.engine.FreshSteps.__init__",
     "the collector": "zenflow.step.engine.GradientCollector.__init__",
     "the controller": "zenflow.controller.FixedInterval.attach",

@@ -41,6 +41,7 @@ from zenflow.columns.layout import (
 from zenflow.device.base import AbstractDevice, LateGradient
 from zenflow.rule.calendar import WindowCalendar
 from zenflow.rule.momentum import fresh_share
+from zenflow.rule.sizes import FRESH_ELEMENTS
 from zenflow.step.fresh.factors import (
     ColumnTerms,
     FreshVectors,
@@ -49,9 +50,6 @@ from zenflow.step.fresh.factors import (
     scalars_of,
 )
 from zenflow.step.step import Step
-
-MOST_ELEMENTS = 1 << 24
-"""Largest number of elements of a matrix that are moved at once, in a temporary of this size."""
 
 
 class FreshSteps:
@@ -288,4 +286,4 @@ class FreshSteps:
 
 def _height(split: SplitParam) -> int:
     """Return the number of rows that are moved at once."""
-    return max(1, MOST_ELEMENTS // split.num_columns)
+    return max(1, FRESH_ELEMENTS // split.num_columns)

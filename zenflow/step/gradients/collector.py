@@ -24,10 +24,11 @@ from zenflow.errors import GradientError
 from zenflow.lanes.completion import Completion
 from zenflow.lanes.copies import Copy, CopyLane
 from zenflow.lanes.lease import Lease, take
-from zenflow.step.fresh.passed_weights import PassedWeights
+from zenflow.step.fresh.steps import FreshSteps
 from zenflow.step.gradients.released import matches
 from zenflow.step.gradients.ring import GradientRing, PackJob
 from zenflow.step.step import Step
+from zenflow.step.uploads import UploadGate
 from zenflow.step.window_sketch import WindowSketch
 
 
@@ -43,8 +44,10 @@ class GradientCollector:
     """Lane that carries gradients to the host."""
     stage: Callable[[Block], StagedGradient]
     """Function that says where on the host a block's gradient goes."""
-    passed: PassedWeights
-    """Writer of a bucket's weights after their last use in the step."""
+    gate: UploadGate
+    """Gate that starts uploads into weights after their last use in the step."""
+    fresh: FreshSteps | None
+    """Fresh steps; None under the published rule."""
     sketch: WindowSketch | None
     """Sketch of the gradients in open windows; None unless a controller asks for it."""
     ring: GradientRing | None
@@ -164,8 +167,8 @@ class GradientCollector:
     def send_rest(self, step: Step) -> None:
         """Send all buckets that have not been sent."""
         gradients = step.gradients
-        if not gradients.copied:
-            self.passed.prepare(gradients.important)
+        if self.fresh is not None and not gradients.copied:
+            self.fresh.prepare(gradients.important)
         rest = [bucket for bucket in self.layout.buckets if bucket.index not in gradients.copied]
         # One mark for all copies: an event for each would cost more than they wait for.
         final = self.device.mark() if rest else None
@@ -183,7 +186,8 @@ class GradientCollector:
         grads = step.gradients.waiting.pop(bucket.index, {})
         step.gradients.copied[bucket.index] = []
         step.gradients.sent += grads
-        self.passed.move(bucket, grads)
+        if self.fresh is not None:
+            self.fresh.apply(bucket, grads)
         staged = {
             block: self.stage(block)
             for split in grads
@@ -199,8 +203,8 @@ class GradientCollector:
         if self.ring is None:
             final = final or device.mark()
             # Uploads first: they are due in this step, the gradients later.
-            if self.passed.lands(bucket, step):
-                self.passed.start_uploads(bucket, device.mark(), own, step)
+            if self._lands(bucket, step):
+                self.gate.start_bucket(bucket, device.mark(), step.number, own)
             if jobs:
                 columns = [(job.grad, job.columns, job.host) for job in jobs]
                 run = partial(device.pack, columns, final)
@@ -211,11 +215,15 @@ class GradientCollector:
             packed, slot = self.ring.pack(piece, self.waiting)
             mark = device.mark()
             rows = [room for room, _ in packed]
-            self.passed.start_parts(piece, rows, slot, mark, step)
+            self.gate.start_piece(piece, rows, slot, mark, step.number)
             run = partial(device.send, packed, mark)
             self._submit(step, bucket, piece, staged, run, [slot])
-        if self.passed.lands(bucket, step):  # what is left to land has no gradient in this step
-            self.passed.start_uploads(bucket, mark or device.mark(), {}, step)
+        if self._lands(bucket, step):  # what is left to land has no gradient in this step
+            self.gate.start_bucket(bucket, mark or device.mark(), step.number, {})
+
+    def _lands(self, bucket: Bucket, step: Step) -> bool:
+        """Whether an upload into the bucket's weights is to begin, and has not begun."""
+        return any(self.gate.is_awaited(block, step.number) for block in bucket.blocks)
 
     def _submit(
         self,

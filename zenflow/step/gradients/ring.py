@@ -19,7 +19,7 @@ from zenflow.columns.byte_memory import ByteMemory
 from zenflow.columns.layout import Block
 from zenflow.device.base import AbstractDevice
 from zenflow.lanes.lease import Lease
-from zenflow.step.gradients.ring_size import PIECES, aligned, ring_bytes
+from zenflow.rule.sizes import PIECES, aligned, ring_bytes
 
 
 @dataclass(slots=True, eq=False)

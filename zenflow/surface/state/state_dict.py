@@ -40,12 +40,12 @@ from zenflow.surface.state.restart import end_windows, restart, take_weights
 
 if TYPE_CHECKING:
     from zenflow.step.engine import Engine
-    from zenflow.surface.true_weights import TrueWeights
+    from zenflow.surface.weights import Weights
 
 
 def add_engine_state(
     engine: Engine,
-    true_weights: TrueWeights,
+    weights: Weights,
     places: Mapping[int, SplitParam | Resident],
     state_dict: dict[str, Any],
     *,
@@ -57,14 +57,14 @@ def add_engine_state(
 
     Args:
         engine: A drained engine.
-        true_weights: The engine's swap between weights of training and true weights.
+        weights: The swap between weights of training and true weights.
         places: Every trainable parameter's place by its number in torch's part.
         state_dict: Torch's part, changed.
         is_compact: Whether to make a compact state, where one rank can.
     """
     states, left_out = state_dict["state"], {}
     if states:
-        true_weights.stash()
+        weights.stash()
     is_compact = is_compact and can_be_compact(engine)
     for index, place in places.items():
         if index not in states or not isinstance(place, SplitParam):
@@ -113,7 +113,7 @@ def _engine_state(engine: Engine) -> dict[str, Any]:
 def load_engine_state(
     engine: Engine,
     order: Mapping[Any, SplitParam | Resident],
-    true_weights: TrueWeights,
+    weights: Weights,
     state_dict: Mapping[str, Any],
     saved: Mapping[str, Any],
 ) -> None:
@@ -124,7 +124,7 @@ def load_engine_state(
     Args:
         engine: A drained engine.
         order: Every trainable parameter's place by its key in the state.
-        true_weights: The engine's swap of weights; shown weights are replaced.
+        weights: The swap between weights of training and true weights.
         state_dict: State of the optimizer's `state_dict`, on any device.
         saved: The engine's part of the state.
     """
@@ -159,9 +159,7 @@ def load_engine_state(
             if isinstance(place, SplitParam):
                 of_block |= _rows_that_land(place, state_dict["state"][key], saved)
         _load_landings(engine, saved["landings"], of_block)
-        true_weights.restore()
-    else:
-        true_weights.forget()
+        weights.restore()
 
 
 def _load_params(

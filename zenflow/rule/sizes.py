@@ -1,0 +1,109 @@
+"""Sizes of the engine's memory. Pure arithmetic: the engine allocates, the simulator counts.
+
+This module loads no torch, and is the one place of each size that both need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+BANK_ELEMENTS = 1 << 24
+"""Largest number of elements in a bank of important columns."""
+BANK_TEMPORARIES = 3
+"""Number of float32 temporaries of a bank's size in its update."""
+FRESH_ELEMENTS = 1 << 24
+"""Largest number of elements of a matrix that a fresh step moves at once, in a temporary of this
+size."""
+GATHERED_BYTES = 1 << 26
+"""Largest number of bytes of weights in one all-gather; one arrival alone may be larger."""
+GATHERED_COPIES = 3
+"""Number of copies of whole columns that an all-gather needs: a rank's own rows, all ranks' rows,
+and the columns."""
+
+_FLOAT, _INDEX = 4, 8
+COLUMN_BYTES = 4 * _FLOAT + 1 + _INDEX
+"""Bytes of a split parameter's column on the device: energy, score, second moment, factor,
+ownership, index."""
+FRESH_COLUMN_BYTES = _INDEX + 6 * _FLOAT
+"""Bytes that fresh steps need for a column."""
+FRESH_ROW_BYTES = _INDEX + 7 * _FLOAT
+"""Bytes that fresh steps need for a row."""
+SAVED_COLUMN_BYTES = 2 * _INDEX + 2 * _FLOAT
+"""Bytes of a column in a checkpoint: index, step count, score, second moment."""
+
+# ---- gradients that leave a GPU through a ring -------------------------------------------------
+
+RING_BYTES = 1 << 28
+"""Size of a ring in bytes, unless a step's columns are fewer or three columns are more."""
+PIECES = 3
+"""Number of the largest pieces that fit a ring. Packing goes on while one is on its way."""
+ALIGNMENT = 512
+"""Number of bytes at whose multiples pieces begin, for accesses of whole memory lines."""
+
+
+def ring_bytes(matrices: Iterable[tuple[int, int]]) -> int:
+    """Return the bytes of a ring for matrices whose deferred columns are sent once a step.
+
+    The ring holds a step's columns up to `RING_BYTES`, and at least three of the longest columns.
+
+    Args:
+        matrices: Number of deferred columns, and bytes of one column, of each matrix.
+
+    >>> ring_bytes([(1000, 8192), (0, 1 << 30)]), ring_bytes([(50_000, 8192)]), ring_bytes([])
+    (8192000, 268435456, 0)
+    """
+    sent = [(count, column) for count, column in matrices if count]
+    whole = sum(aligned(count * column) for count, column in sent)
+    least = PIECES * aligned(max((column for _, column in sent), default=0))
+    return max(least, min(whole, aligned(RING_BYTES)))
+
+
+def aligned(num_bytes: int) -> int:
+    """Return the next multiple of `ALIGNMENT`."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+# ---- gradients that wait on the host ------------------------------------------------------------
+
+AUTOMATIC_DEPTH = 4
+"""Largest depth q that is chosen automatically. With gradients of two bytes a pass moves
+26 / q + 2 bytes of DRAM for each step and parameter. Beyond q = 4 a core's arithmetic takes
+longer than that."""
+
+
+def pool_bytes(staging_bytes: int, depth: int) -> int:
+    """Return the bytes of the pool in which all blocks' further gradients wait.
+
+    Blocks apply their queues in turn. So before a step between 0 and depth - 1 further gradients
+    of each block wait, and (depth - 1) / 2 on average.
+
+    Args:
+        staging_bytes: Bytes of one step's deferred gradients.
+        depth: Largest number of a column's gradients that wait.
+
+    >>> [pool_bytes(1000, depth) for depth in (1, 2, 4)]
+    [0, 525, 1575]
+    """
+    # The load is not quite even, and rooms leave gaps: a twentieth more is enough for both.
+    return staging_bytes * (depth - 1) * 21 // 40
+
+
+def queue_depth(wanted: int | None, update_interval: int, spare_pools: float) -> int:
+    """Return q, the largest number of a column's gradients that may wait on the host.
+
+    Args:
+        wanted: Depth that was asked for; None chooses the depth by the memory.
+        update_interval: Largest S: no gradient waits beyond its window's end.
+        spare_pools: Host memory that may be used, in steps' deferred gradients.
+
+    >>> [queue_depth(None, 8, spare) for spare in (0.0, 0.6, 100.0)]
+    [1, 2, 4]
+    >>> queue_depth(16, 8, 0.0)
+    8
+    """
+    if wanted is not None:
+        return min(wanted, update_interval)
+    depth = min(AUTOMATIC_DEPTH, update_interval)
+    while depth > 1 and pool_bytes(1000, depth) > 1000 * spare_pools:
+        depth -= 1
+    return depth

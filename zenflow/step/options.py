@@ -1,0 +1,53 @@
+"""Options of an engine: how it runs, whatever the update rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zenflow.lanes.copies import PacedLink
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How an engine runs; no option changes a bit of a result.
+
+    Raises:
+        ValueError: An option breaks its rule; the message lists all that do.
+    """
+
+    releases: bool = False
+    """Whether gradients leave during backward."""
+    accumulation_steps: int = 1
+    """Number of backward passes per step."""
+    link: PacedLink | None = None
+    """Emulated bandwidths, on a CPU only; None does not pace the copies."""
+    host_threads: int | None = None
+    """Number of threads that work on the host's rows; None leaves some cores to the others."""
+    timeline_steps: int = 0
+    """Number of last steps whose spans are kept."""
+    wait_timeout: float = 600.0
+    """Seconds after which a wait is an error."""
+
+    def __post_init__(self) -> None:
+        """Check all options together."""
+        passes, threads = self.accumulation_steps, self.host_threads
+        rules = [
+            (
+                passes == 1 or self.releases,
+                f"accumulation_steps={passes} is for release mode: in keep mode call backward as "
+                "often as you like before step()",
+            ),
+            (passes >= 1, f"accumulation_steps must be at least 1: {passes}"),
+            (
+                threads is None or threads >= 1,
+                f"host_threads must be at least 1, or None for most of the cores: {threads}",
+            ),
+            (
+                self.timeline_steps >= 0,
+                f"timeline_steps must be at least 0, got {self.timeline_steps}",
+            ),
+            (self.wait_timeout > 0, f"wait_timeout must be positive, got {self.wait_timeout}"),
+        ]
+        broken = [text for holds, text in rules if not holds]
+        if broken:
+            raise ValueError("; ".join(broken))

@@ -1,0 +1,193 @@
+"""Weights on the device: those of training, the true ones, and those that a program loads."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from zenflow.columns.device_rows import NamedParam
+from zenflow.columns.layout import SplitParam
+from zenflow.device.base import Arrival
+from zenflow.surface.gradient_hooks import GradientSource, changed
+from zenflow.surface.life import Life, Lifetime
+from zenflow.surface.state.restart import take_weights
+
+if TYPE_CHECKING:
+    from zenflow.step.engine import Engine
+
+_log = logging.getLogger(__name__)
+
+
+class Weights:
+    """Swaps deferred columns on the device between the weights of training and the masters.
+
+    Important columns and residents are always true. The weights of training wait in the staging
+    buffers, which are free between steps and have just the right size.
+    """
+
+    def __init__(self, engine: Engine, source: GradientSource, life: Lifetime) -> None:
+        """Start with the weights of training on the device."""
+        self._engine = engine
+        self._source = source
+        self._life = life
+
+    # ---- true weights -----------------------------------------------------------------------
+
+    def stash(self) -> None:
+        """Copy the weights of training to the staging buffers, if they are not there already."""
+        if self._life.now is Life.SHOWN:
+            return
+        engine = self._engine
+        engine.drain()
+        device = engine.device
+        device.pack(
+            [
+                (s.part.of(s.weight()), s.deferred_columns, s.host.staging)
+                for s in engine.layout.splits
+            ],
+            device.mark(),
+        )
+        device.synchronize()
+
+    @torch.no_grad()
+    def show(self) -> None:
+        """Bring the masters to the device, all host updates so far included.
+
+        Raises:
+            RuntimeError: Somebody else has changed the weights.
+        """
+        self._check_own()
+        self.stash()
+        for split in self._engine.layout.splits:
+            self._engine.show_true(split)
+        self._life.now = Life.SHOWN
+        self._source.count_change()
+
+    def hide(self) -> None:
+        """Put the weights of training back in the place of the true ones.
+
+        Raises:
+            RuntimeError: Somebody has changed the true weights meanwhile.
+        """
+        if self._source.are_changed and self.are_there():
+            self._source.accept_weights()  # swapped for an average, say, and back
+        self._source.check_untouched()
+        self._check_own()
+        self.restore()
+        self._life.now = Life.TRAINING
+        self._source.count_change()
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Write the weights of training from staging into the device's deferred columns."""
+        device = self._engine.device
+        arrivals = [
+            Arrival(split.host.staging, split.deferred_columns, split.weight())
+            for split in self._engine.layout.splits
+        ]
+        device.unpack(arrivals, device.mark(), self._engine.layout.gather)
+        device.synchronize()
+
+    # ---- weights that a program loads -------------------------------------------------------
+
+    def adopt(self) -> None:
+        """Take the present weights of a drained optimizer for the true ones."""
+        in_flight = self._engine.in_flight
+        for update in in_flight:
+            in_flight.end(update)
+        take_weights(self._engine)
+        if self._life.now is Life.SHOWN:
+            self._life.now = Life.TRAINING
+        self._source.accept_weights()
+
+    def settle(self) -> None:
+        """Begin to train, with a look at weights that were loaded before or behind a state.
+
+        Such weights are the true ones where all state follows from them: before the first step,
+        and after a state without masters.
+
+        Raises:
+            RuntimeError: Weights are not of the loaded state's checkpoint.
+        """
+        if self._life.now is Life.NEW:
+            if self._source.are_changed or self.first_foreign() is not None:
+                self._source.check_kinds()
+                take_weights(self._engine)
+                self._source.accept_weights()
+        elif self._life.now is Life.LOADED:
+            if self._source.are_changed:
+                self._accept_checkpoint()
+        else:
+            return
+        self._life.now = Life.TRAINING
+
+    def _accept_checkpoint(self) -> None:
+        """Go on from the weights that were loaded behind the optimizer's state.
+
+        Raises:
+            RuntimeError: The weights are not of the state's checkpoint.
+        """
+        self._source.check_kinds()
+        self._check_own()
+        if not self.are_of_training():
+            _log.warning(
+                "the model was loaded behind the optimizer's state, with its true weights: "
+                "training goes on from these, but not bit for bit as it would have. Load the "
+                "model first, then the optimizer"
+            )
+        self._source.accept_weights()
+
+    def _check_own(self) -> None:
+        """Refuse weights that were changed without torch's notice, through `.data.copy_` say.
+
+        Raises:
+            RuntimeError: Such a change was found.
+        """
+        if (foreign := self.first_foreign()) is not None:
+            raise changed(foreign.name)
+
+    @torch.no_grad()
+    def first_foreign(self) -> NamedParam | None:
+        """Return a parameter that somebody else has written to; None if there is none.
+
+        Compares where the device has masters in any case: important columns, and residents with a
+        copy. So a write to a whole parameter is found.
+        """
+        for split in self._engine.layout.splits:
+            masters = split.bank.master[split.bank_first : split.bank_last]
+            if not _are_shown(masters, split.weight().t()[split.important_columns]):
+                return split
+        for resident in self._engine.layout.residents:
+            if resident.has_master and not _are_shown(resident.master, resident.data):
+                return resident
+        return None
+
+    @torch.no_grad()
+    def are_there(self) -> bool:
+        """Whether all weights are the masters, bit for bit; a resident may be its own master."""
+        return self.first_foreign() is None and all(
+            _are_shown(split.host.master, _deferred_rows(split))
+            for split in self._engine.layout.splits
+        )
+
+    @torch.no_grad()
+    def are_of_training(self) -> bool:
+        """Whether deferred weights equal those that a loaded state has put into staging."""
+        return all(
+            _are_shown(split.host.staging, _deferred_rows(split))
+            for split in self._engine.layout.splits
+        )
+
+
+def _deferred_rows(split: SplitParam) -> Tensor:
+    """Return the device's weights of the host's rows, (D, O)."""
+    return split.part.of(split.weight()).t()[split.deferred_columns]
+
+
+def _are_shown(masters: Tensor, weights: Tensor) -> bool:
+    """Whether weights equal the masters in their dtype; NaN equals NaN."""
+    rounded = masters.to(weights.dtype).to(weights.device)
+    return torch.allclose(weights, rounded, rtol=0.0, atol=0.0, equal_nan=True)
