@@ -23,8 +23,9 @@ _AT_ONCE = 0.8
 """Share of the budget that may be spent from the start; the rest comes as the run goes on, for
 what may change."""
 _OF_ROOM = 0.5
-"""Share of what may be spent now that one question takes, if that is enough for the fewest trials:
-there will be others."""
+"""Share of what may be spent now that one question takes: there will be others.
+
+So the last of it is for a machine that changes: only then a question may take it all."""
 
 
 class SearchBudget:
@@ -96,20 +97,22 @@ class SearchBudget:
         """CPU seconds after which a question's trials must end for it to stay within the rest."""
         return max(0.0, self.seconds_left - _AFTER_TRIALS * (self.seconds_per_trial or 0.0))
 
-    def num_trials(self, num_settings: int) -> int:
+    def num_trials(self, num_settings: int, *, is_new: bool = True) -> int:
         """Return the number of trials that may be paid for now; 0 if too few to be worth asking.
 
-        ``num_settings`` have been measured.
+        Args:
+            num_settings: Settings that have been measured.
+            is_new: Whether nothing has been asked about the machine as it is now.
         """
         room = self.seconds_left
         if self.seconds_per_trial is None:
             return 0
         beside = _beside(num_settings)
         affordable = int(room / max(self.seconds_per_trial, 1e-6)) - beside
-        if affordable < FEWEST_TRIALS:
-            return 0
         spared = int(_OF_ROOM * room / max(self.seconds_per_trial, 1e-6)) - beside
-        return min(_MOST_TRIALS, max(FEWEST_TRIALS, spared))
+        if spared >= FEWEST_TRIALS:
+            return min(_MOST_TRIALS, spared)
+        return FEWEST_TRIALS if is_new and affordable >= FEWEST_TRIALS else 0
 
     def is_too_small(self, num_settings: int) -> bool:
         """Return whether not even the whole run's share pays for a search, as far as one knows.

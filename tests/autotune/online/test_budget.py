@@ -40,6 +40,17 @@ def test_a_question_that_can_be_paid_for_is_not_put_off_to_save_half_of_the_room
     assert budget.num_trials(1) == 6
 
 
+def test_the_last_of_it_is_kept_for_a_machine_that_changes():
+    budget = SearchBudget(0.01, 20_000)
+    budget.seconds_per_trial = 0.025
+    for step in range(1, 2001):
+        budget.add_step(step, 0.05)
+        trials = budget.num_trials(1, is_new=False)
+        budget.spent += (trials + 6) * 0.025 if trials else 0.0
+    assert budget.num_trials(1, is_new=False) == 0
+    assert budget.num_trials(1, is_new=True) == 6
+
+
 def test_what_is_spent_never_exceeds_the_share_when_trials_cost_what_they_are_said_to():
     budget = SearchBudget(0.01, 2000)
     budget.seconds_per_trial = 0.004
