@@ -76,6 +76,7 @@ class Forecasts:
             efficiency=efficiency,
             gain=gain,
             error=self._residual.error(knobs, here) if knobs != here else 0.0,
+            busy_seconds=self.forecast(knobs).busy_seconds,
         )
 
     def _step(self, knobs: Knobs) -> float:

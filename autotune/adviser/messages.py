@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from autotune.efficiency import EnergyCurve
 from autotune.model.refit import Prior
@@ -81,6 +82,8 @@ class ForecastedSetting:
     """Logarithm of the setting's goodput over that of the knobs in force."""
     error: float
     """Standard deviation of ``gain``."""
+    busy_seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
+    """Predicted seconds of work of each part of the twin, per step."""
 
     @property
     def progress(self) -> float:

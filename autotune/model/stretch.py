@@ -38,6 +38,9 @@ class Stretch:
     """Share of gradient energy in the deferred columns."""
     busy_seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds of work of each part of the twin, per step; empty where spans were not looked at."""
+    before_shift: float | None = None
+    """Seconds of a step just before, with these knobs too, where steps changed at once; else
+    None."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, JSON-ready."""

@@ -154,7 +154,7 @@ class TwinController(AbstractController):
         self._searching = Searching.LOADING
         self._asked_after = 0
         """Number of drifts there had been when advice was asked for."""
-        self._gatherer = StretchGatherer(start)
+        self._gatherer = StretchGatherer(start, rolling=config.rolling)
         if zen_auto is not None:
             zen_auto.set_bounds(1, self.largest_interval)  # refuses a space that it can't follow
         self._handle = make_handle(adviser)
@@ -184,7 +184,7 @@ class TwinController(AbstractController):
             self.budget.add_step(report.step, report.seconds - report.stall_seconds)
             self._gatherer.take(report, is_disturbed=self._searching.is_at_work)
         change = None
-        if self._gatherer.is_complete(knobs):
+        if self._gatherer.is_complete(knobs, self.rules.hopeless_seconds):
             change = self._end_stretch(step, knobs)
         if change is None:
             change = self._hear(step)
@@ -196,20 +196,30 @@ class TwinController(AbstractController):
 
     def _end_stretch(self, step: int, knobs: Knobs) -> KnobChange | None:
         """Hand the measured stretch to the tuner; return what follows at once."""
-        stretch, curve = self._gatherer.finish(step, knobs, sees_spans=self._may_search(step))
+        sees_spans = self._may_search(step, is_new=True)  # whatever it shows: it may be a drift
+        stretch, curve = self._gatherer.finish(step, knobs, sees_spans=sees_spans)
         constants = {} if self._advice is None else self._advice.constants
         self._writer.window(stretch, constants, self.search_seconds)
         self._guard.see(stretch)
-        return self.rules.record(stretch, curve)
+        home, drifts = self.rules.home, self.rules.drifts
+        change = self.rules.record(stretch, curve)
+        if home is None or self.rules.home is not None or self.rules.drifts == drifts:
+            return change
+        # The machine changed in a trial: without a search nobody would ever judge the setting.
+        return None if self._may_search(step) else self.rules.go_to(home)
 
     # ---- advice -----------------------------------------------------------------------------
 
-    def _may_search(self, step: int) -> bool:
+    def _may_search(self, step: int, *, is_new: bool = False) -> bool:
         if not self._searching.can_be_asked:
             return False
         if self._is_urgent:
             return True
-        return self._left(step) >= _LEAST_LEFT and self.budget.num_trials(self._num_settings) > 0
+        return self._left(step) >= _LEAST_LEFT and self._num_trials(is_new=is_new) > 0
+
+    def _num_trials(self, *, is_new: bool = False) -> int:
+        is_new = is_new or self._advice is None or self.rules.drifts != self._asked_after
+        return self.budget.num_trials(self._num_settings, is_new=is_new)
 
     @property
     def _num_settings(self) -> int:
@@ -249,8 +259,7 @@ class TwinController(AbstractController):
                 return self._consider(answer)
             if self.rules.stretches and (self.rules.wants_advice or self._is_urgent):
                 if self._may_search(step):
-                    num_trials = self.budget.num_trials(self._num_settings)
-                    self._ask(step, max(FEWEST_TRIALS, num_trials))
+                    self._ask(step, max(FEWEST_TRIALS, self._num_trials()))
                 elif self._may_weigh(step):
                     self._ask(step, 0)
                 elif self._advice is None and self._searching is Searching.READY:
@@ -308,6 +317,9 @@ class TwinController(AbstractController):
             self._writer.predicted = advice.here.step_seconds
         if self.rules.drifts != self._asked_after:
             return None  # it is about a machine that is no more
+        seconds = self._gatherer.seconds_beside_search
+        if is_about_here and seconds is not None and self.rules.is_strange(seconds):
+            return None  # it may be: the setting in force is measured again first
         change = self.rules.consider(advice)
         self._bounds = advice.intervals if change is None and is_about_here else None
         return change

@@ -13,6 +13,7 @@ from statistics import fmean, median
 
 from autotune.efficiency import EnergyCurve
 from autotune.model.stretch import Stretch, robust_mean
+from autotune.online.shift_watch import ShiftWatch
 from zenflow.controller import ObservedTimeline
 from zenflow.knobs import Knobs
 from zenflow.report import StepReport
@@ -22,6 +23,8 @@ _LEAST_STEPS = 12
 """Least number of steps of a stretch."""
 _WINDOWS, _ENOUGH_STEPS = 3, 48
 """Number of windows of a stretch, unless fewer of them are this many steps."""
+_NEWEST_BESIDE = 8
+"""Number of steps beside a search that are looked at when its answer comes."""
 _KEPT = 5
 """Number of selections that are remembered."""
 _LEAST_BETWEEN = 20
@@ -37,8 +40,8 @@ class StretchGatherer:
         resize_seconds: Stall of the last change of k; None before there was one.
     """
 
-    def __init__(self, start: Knobs) -> None:
-        """Begin with the knobs that a run starts with."""
+    def __init__(self, start: Knobs, *, rolling: bool = True) -> None:
+        """Begin with the knobs that a run starts with; steps of ``rolling`` windows are alike."""
         self.num_stretches = 0
         self.selections = SelectionWatch()
         self.resize_seconds: float | None = None
@@ -46,6 +49,9 @@ class StretchGatherer:
         self._reports: list[StepReport] = []
         self._to_skip = settling_steps(start)
         self._is_resizing = False
+        self._beside: list[float] = []
+        self._rolling = rolling
+        self._shifts = self._watch(start)
 
     def attach(self, observed: ObservedTimeline) -> None:
         """Take the optimizer's timeline."""
@@ -66,14 +72,35 @@ class StretchGatherer:
             self.resize_seconds, self._is_resizing = waited, False
         if self._to_skip > 0:
             self._to_skip -= 1
-        elif is_disturbed:
+            return
+        seconds = _seconds_of(report)
+        if is_disturbed:
             self._reports = []
-        else:
-            self._reports.append(report)
+            self._beside.append(seconds)
+            return
+        self._beside = []
+        self._reports.append(report)
+        if self._shifts.take(seconds):
+            self._reports = self._reports[-self._shifts.num_since :]
 
-    def is_complete(self, knobs: Knobs) -> bool:
-        """Whether there are enough steps for a stretch."""
-        return len(self._reports) >= stretch_steps(knobs)
+    @property
+    def seconds_beside_search(self) -> float | None:
+        """Seconds of a step while something searched, the newest ones; None after too few."""
+        newest = self._beside[-_NEWEST_BESIDE:]
+        return median(newest) if len(newest) >= _NEWEST_BESIDE // 2 else None
+
+    def is_complete(self, knobs: Knobs, hopeless: float = math.inf) -> bool:
+        """Whether there are enough steps for a stretch.
+
+        One window is enough after a shift, or where a step takes more than ``hopeless`` seconds.
+        """
+        count = len(self._reports)
+        if count >= stretch_steps(knobs):
+            return True
+        if count < shortest_steps(knobs):
+            return False
+        is_hopeless = median(map(_seconds_of, self._reports)) > hopeless
+        return is_hopeless or self._shifts.before is not None
 
     def finish(
         self, step: int, knobs: Knobs, *, sees_spans: bool
@@ -86,7 +113,7 @@ class StretchGatherer:
             sees_spans: Whether lanes' times are wanted too; on a GPU that waits for the device.
         """
         reports, self._reports = self._reports, []
-        seconds = [r.seconds - r.stalls.get("select", 0.0) for r in reports]
+        seconds = [_seconds_of(r) for r in reports]
         mean, noise = robust_mean(seconds, knobs.update_interval)
         stalled = fmean(r.stall_seconds - r.stalls.get("select", 0.0) for r in reports)
         curves = [r.energy_curve for r in reports if r.energy_curve]
@@ -99,8 +126,10 @@ class StretchGatherer:
             stall_seconds=max(0.0, stalled),
             rho=1.0 - min(1.0, max(0.0, fmean(r.captured_energy for r in reports))),
             busy_seconds=self._busy(reports) if sees_spans else {},
+            before_shift=self._shifts.before,
         )
         self.num_stretches += 1
+        self._shifts.before = None
         return stretch, EnergyCurve.of(curves[-1]) if curves else None
 
     def _busy(self, reports: Sequence[StepReport]) -> Mapping[str, float]:
@@ -127,16 +156,33 @@ class StretchGatherer:
     def restart(self, former: Knobs, knobs: Knobs) -> None:
         """Begin anew with other knobs, once windows of the former ones are over."""
         self._reports = []
+        self._beside, self._shifts = [], self._watch(knobs)
         self._to_skip = settling_steps(knobs) + former.update_interval
         self._is_resizing = knobs.topk_ratio != former.topk_ratio
         self.selections.interrupt()
 
+    def _watch(self, knobs: Knobs) -> ShiftWatch:
+        return ShiftWatch(1 if self._rolling else knobs.update_interval)
+
+
+def _seconds_of(report: StepReport) -> float:
+    """Return a step's seconds without selections."""
+    return report.seconds - report.stalls.get("select", 0.0)
+
 
 def stretch_steps(knobs: Knobs) -> int:
     """Return the steps of a stretch: whole windows, several of them unless they are long."""
-    interval = knobs.update_interval
-    wanted = max(_LEAST_STEPS, min(_WINDOWS * interval, _ENOUGH_STEPS))
-    return math.ceil(wanted / interval) * interval
+    wanted = max(_LEAST_STEPS, min(_WINDOWS * knobs.update_interval, _ENOUGH_STEPS))
+    return _whole_windows(wanted, knobs)
+
+
+def shortest_steps(knobs: Knobs) -> int:
+    """Return the steps of the shortest stretch: a window or some, and one whose work goes on."""
+    return _whole_windows(_LEAST_STEPS, knobs) + 1
+
+
+def _whole_windows(wanted: int, knobs: Knobs) -> int:
+    return math.ceil(wanted / knobs.update_interval) * knobs.update_interval
 
 
 def settling_steps(knobs: Knobs) -> int:

@@ -19,6 +19,7 @@ from autotune.model.refit import Prior
 from autotune.model.speed_noise import LEAST_NOISE, paired_gain
 from autotune.model.stretch import Stretch
 from autotune.model.twin import NEUTRAL, Constants
+from autotune.online.drift import has_shifted, is_other_machine, mean_busy
 from zenflow.knobs import Knobs
 
 _DRIFT_SIGMAS = 4.0
@@ -104,6 +105,8 @@ class TrialRules:
         self._patience = 2
         self._is_predicted_better = False
         """Whether what is on trial was predicted to be better by more than the error."""
+        self._foretold: Mapping[str, float] = {}
+        """Seconds of work of each part that are predicted of the knobs on trial."""
         self._failures = 0
         """Number of trials in a row that ended with going back."""
         self._losses: dict[Knobs, tuple[int, int]] = {}
@@ -122,11 +125,18 @@ class TrialRules:
         if curve is not None:
             self._curve, self.has_curve = curve, True
         former = [s for s in self.stretches if s.knobs == stretch.knobs]
-        if former and self._has_drifted(stretch, former):
-            self._forget(stretch)
-            return None
-        self.stretches = _bounded([*self.stretches, stretch])
+        if has_shifted(stretch):
+            self._forget([stretch])
+        elif former and self._has_drifted(stretch, former):
+            self._forget([*self._home_since(former[-1]), stretch])
+        else:
+            self.stretches = _bounded([*self.stretches, stretch])
         return self._judge() if self.home is not None else None
+
+    def _home_since(self, stretch: Stretch) -> list[Stretch]:
+        """Return the newest stretch of the setting to go back to, if it is from after this one."""
+        found = [] if self.home is None else self._at(self.home)[-1:]
+        return [home for home in found if home.index > stretch.index]
 
     def _judge(self) -> KnobChange | None:
         """Keep the setting on trial or go back, once the difference exceeds its noise.
@@ -144,8 +154,13 @@ class TrialRules:
         if gain >= least:
             self._failures = 0
             return None
+        if is_other_machine(self.stretches[-1], self._foretold):
+            self._forget([self.stretches[-1]])  # home was measured on another machine
+            return None
         self._failures += 1
         self._bar(self.here)
+        # The loss may be the machine's: home is measured again before anything else is tried.
+        self._asked_at = self._newest
         loss = -math.expm1(gain)
         verdict = f"{loss:.1%} worse than before" if loss > 0 else "no better than its noise"
         return self._move(
@@ -174,21 +189,45 @@ class TrialRules:
         return math.log(efficiency / stretch.step_seconds)
 
     def _has_drifted(self, stretch: Stretch, former: list[Stretch]) -> bool:
-        """Whether the same knobs take another time than they did, twice in a row or by a lot."""
+        """Whether the same knobs take another time than they did, twice in a row or by a lot.
+
+        A lane's work may do so too: a setting that hides it is no sign that others would.
+        """
         change = math.log(stretch.step_seconds / fmean(s.step_seconds for s in former))
         noise = max(LEAST_NOISE, *(s.noise for s in former), stretch.noise)
         limit = max(_LEAST_DRIFT, _DRIFT_SIGMAS * noise)
         suspicious, self._suspicious = self._suspicious, abs(change) > limit
-        return abs(change) > max(_SUDDEN, limit) or (suspicious and self._suspicious)
+        is_sudden = abs(change) > max(_SUDDEN, limit)
+        is_other = is_sudden or is_other_machine(stretch, mean_busy(former))
+        return is_other or (suspicious and self._suspicious)
 
-    def _forget(self, stretch: Stretch) -> None:
-        """Start anew from the newest stretch."""
+    @property
+    def hopeless_seconds(self) -> float:
+        """Seconds of a step from which on a trial needs no whole stretch to be lost."""
+        home = [] if self.home is None else self._at(self.home)[-1:]
+        return min((s.step_seconds * math.exp(_SUDDEN) for s in home), default=math.inf)
+
+    def go_to(self, home: Knobs) -> KnobChange:
+        """Return the change to a setting whose rival's trial the machine has cut short."""
+        return self._move(KnobChange(new=home, reason="the machine has changed in a trial: back"))
+
+    def is_strange(self, step_seconds: float) -> bool:
+        """Whether a step took another time than in the last stretch with these knobs, by a lot.
+
+        The next stretch then says whether the machine has changed, before anything is asked.
+        """
+        last = [s.step_seconds for s in self._at(self.here)[-1:]]
+        self._suspicious |= any(abs(math.log(step_seconds / s)) > _SUDDEN for s in last)
+        return self._suspicious
+
+    def _forget(self, kept: list[Stretch]) -> None:
+        """Start anew from the newest stretch, and from the one that it is on trial against."""
         self.drifts += 1
-        self.stretches = [stretch]
-        self.home = None
+        self.stretches = kept
+        self.home = self.home if len(kept) > 1 else None
         self._suspicious = False
         self._prior = Prior(self._constants, _DRIFTED_SIGMA)
-        self._asked_at, self._next_check, self._patience = -1, stretch.index, 2
+        self._asked_at, self._next_check, self._patience = -1, kept[-1].index, 2
         self._failures = 0
         self._losses = {}
 
@@ -203,7 +242,8 @@ class TrialRules:
     def wants_advice(self) -> bool:
         """Whether something is known that the last question did not know."""
         newest = self._newest
-        return self.home is None and newest > self._asked_at and newest >= self._next_check
+        is_due = newest > self._asked_at and newest >= self._next_check
+        return self.home is None and is_due and not self._suspicious
 
     @property
     def _newest(self) -> int:
@@ -245,7 +285,7 @@ class TrialRules:
         if advice.must_move:
             return self._move(_adoption(advice.best, "a constraint is broken here:"))
         if self._can_compare(advice.best.knobs):
-            self.home = self.here
+            self.home, self._foretold = self.here, dict(advice.best.busy_seconds)
         self._is_predicted_better = advice.best.gain > advice.best.error
         why = "predicted" if self._is_predicted_better else "tried, as the prediction can't tell:"
         return self._move(_adoption(advice.best, why))
@@ -276,6 +316,7 @@ class TrialRules:
             "next_check": self._next_check,
             "patience": self._patience,
             "was_told": self._is_predicted_better,
+            "foretold": dict(self._foretold),
             "failures": self._failures,
             "losses": [[k.to_dict(), *told] for k, told in self._losses.items()],
             "suspicious": self._suspicious,
@@ -298,6 +339,7 @@ class TrialRules:
         self._next_check = int(state["next_check"])
         self._patience = int(state["patience"])
         self._is_predicted_better = bool(state["was_told"])
+        self._foretold = dict(state.get("foretold", {}))  # an earlier version has none
         self._failures = int(state["failures"])
         self._losses = {
             Knobs.from_dict(knobs): (int(lost), int(end)) for knobs, lost, end in state["losses"]

@@ -71,11 +71,11 @@ class Notes:
 
 
 def a_controller(
-    *, log=None, total_steps=1500, space=SMALL, prices=None, advises=None, **settings
+    *, log=None, total_steps=1500, space=SMALL, prices=None, advises=None, on=None, **settings
 ):
     """Return a controller and its handle, with a stand-in ``advises`` for its adviser or not.
 
-    What the controller wrote is in the handle's ``notes``.
+    The twin is of the machine ``on``. What the controller wrote is in the handle's ``notes``.
     """
     made = []
     log = Notes() if log is None else log
@@ -87,7 +87,7 @@ def a_controller(
     config = settings.pop("config", CONFIG)
     constraints = settings.pop("constraints", Constraints())
     controller = TwinController(
-        Adviser(twin(config), space, constraints),
+        Adviser(twin(config, on), space, constraints),
         config=config,
         total_steps=total_steps,
         log=log,

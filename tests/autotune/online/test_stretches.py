@@ -89,3 +89,28 @@ def test_a_change_of_k_is_timed_and_starts_the_stretch_anew():
     stretch, _ = gatherer.finish(60, other, sees_spans=False)
     assert stretch.knobs == other
     assert gatherer.resize_seconds == 3.0
+
+
+@pytest.mark.parametrize("interval", [1, 4, 32])
+def test_after_a_shift_a_window_of_the_new_steps_is_a_stretch(interval):
+    knobs = replace(KNOBS, update_interval=interval)
+    gatherer = StretchGatherer(knobs)
+    last = filled(gatherer, knobs)
+    gatherer.finish(last, knobs, sees_spans=False)
+    for step in range(last + 1, last + 5):
+        gatherer.take(report(step))
+    end = filled(gatherer, knobs, first=last + 5, seconds=2.0)
+    assert end - last - 4 == min(stretch_steps(knobs), interval * max(1, 12 // interval) + 1)
+    stretch, _ = gatherer.finish(end, knobs, sees_spans=False)
+    assert stretch.step_seconds == pytest.approx(2.0)
+    assert stretch.before_shift == pytest.approx(1.0)
+
+
+def test_a_hopeless_trial_ends_after_a_window():
+    knobs = replace(KNOBS, update_interval=16)
+    gatherer = StretchGatherer(knobs)
+    for step in range(1, settling_steps(knobs) + 18):
+        assert not gatherer.is_complete(knobs, hopeless=0.9)
+        gatherer.take(report(step))
+    assert gatherer.is_complete(knobs, hopeless=0.9)
+    assert not gatherer.is_complete(knobs, hopeless=1.1)

@@ -232,6 +232,82 @@ def test_what_is_within_the_noise_is_no_drift():
     assert script.tuner.drifts == 0
 
 
+BUSY = {"device": 0.5, "d2h": 0.3, "h2d": 0.01}
+
+
+def looked_at(script, seconds=1.0, **changes):
+    """Measure a stretch whose lanes were looked at."""
+    stretch = a_stretch(script.index, script.tuner.here, seconds, busy_seconds=BUSY | changes)
+    script.index += 1
+    return script.tuner.record(stretch)
+
+
+@pytest.mark.parametrize(("changes", "drifts"), [({"d2h": 0.9}, 1), ({"h2d": 0.04}, 0)])
+def test_a_lane_that_is_slower_is_a_drift_though_no_step_shows_it(changes, drifts):
+    """A lane that is nearly idle is none."""
+    script = Script()
+    looked_at(script)
+    looked_at(script, **changes)
+    assert script.tuner.drifts == drifts
+
+
+def test_a_trial_that_is_lost_by_a_slower_lane_is_the_machines_loss():
+    """Home was measured on the machine as it was: going back would say nothing."""
+    for seconds, drifts in ((0.9, 1), (0.25, 0)):
+        script = Script()
+        looked_at(script)
+        script.tuner.question()
+        told = advice(START, OTHER)
+        script.tuner.consider(replace(told, best=replace(told.best, busy_seconds=BUSY)))
+        script.tuner = resumed_from(script.tuner)
+        move = looked_at(script, 2.0, d2h=seconds)
+        assert script.tuner.drifts == drifts
+        assert (move is None, script.tuner.here) == ((True, OTHER) if drifts else (False, START))
+
+
+def test_steps_that_change_at_once_in_a_trial_are_a_drift():
+    script = Script()
+    script.measure()
+    script.advise(OTHER)
+    stretch = a_stretch(script.index, OTHER, 1.3, before_shift=1.0)
+    assert script.tuner.record(stretch) is None
+    assert (script.tuner.drifts, script.tuner.home) == (1, None)
+    assert script.tuner.question().stretches == (stretch,)
+
+
+def test_after_a_lost_trial_home_is_measured_before_anything_is_asked():
+    script = Script()
+    script.measure()
+    script.advise(OTHER)
+    assert script.measure(1.2).new == START
+    assert not script.tuner.wants_advice
+    script.measure(1.0)
+    assert script.tuner.wants_advice
+
+
+def test_steps_beside_a_search_that_are_far_off_are_a_first_sign():
+    script = Script()
+    script.measure(1.0)
+    assert not script.tuner.is_strange(1.2)
+    assert script.tuner.is_strange(1.5)
+    assert not script.tuner.wants_advice, "here is measured first"
+    script.measure(1.2)
+    assert script.tuner.drifts == 1
+
+
+def test_a_setting_that_was_measured_before_a_drift_is_judged_by_home_as_it_is_now():
+    script = Script()
+    script.measure(1.0)
+    script.advise(OTHER)
+    script.measure(0.7)
+    script.advise(THIRD, gain=0.3)
+    script.measure(0.5)
+    script.advise(OTHER, gain=0.3)
+    move = script.measure(2.0)
+    assert script.tuner.drifts == 1
+    assert (move.new, script.tuner.here) == (THIRD, THIRD)
+
+
 def settle(script, most=20):
     """Answer that there is nothing better until nobody asks."""
     for _ in range(most):
