@@ -11,6 +11,7 @@ from autotune.adviser.forecasts import Forecasts
 from autotune.constraints import Constraints, needs_of
 from autotune.model.refit import Prior
 from autotune.model.twin import NEUTRAL, Twin
+from autotune.space import SearchSpace
 from sim.hardware.catalog import find_machine
 from tests.autotune.worlds import (
     CONFIG,
@@ -333,6 +334,13 @@ def test_what_was_measured_can_be_returned_to_though_no_search_saw_it():
     for num_trials in (6, 0):
         advice = advises.advise(question(stretches, num_trials=num_trials))
         assert advice.best.knobs == strange
+
+
+@pytest.mark.parametrize("ratios", [(0.1,), (0.05, 0.1)])
+def test_the_price_of_a_forecast_is_that_of_one_that_was_not_made_before(ratios):
+    asks = adviser(SearchSpace(topk_ratios=ratios, update_intervals=(2, 4, 8)))
+    asks.seconds_per_forecast()
+    assert asks.twin.num_simulated == 2
 
 
 def test_nothing_can_be_weighed_anew_before_a_search():
