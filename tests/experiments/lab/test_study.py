@@ -107,8 +107,8 @@ def test_a_study_that_may_take_so_long_is_made_in_parts(tmp_path):
 
 def test_several_workers_begin_no_cell_either_when_the_time_is_over(tmp_path, monkeypatch):
     def carried_out(key, cell, job):
-        time.sleep(0.05)
-        return {"eval_loss": 1.0}, 0.05
+        time.sleep(0.6)
+        return {"eval_loss": 1.0}, 0.6
 
     monkeypatch.setattr(running, "_carried_out", carried_out)
     monkeypatch.setattr(
@@ -119,7 +119,7 @@ def test_several_workers_begin_no_cell_either_when_the_time_is_over(tmp_path, mo
     study = catalogue.load("accuracy")
     cells = [cell for cell in study.cells(Scope(seeds=(0,))) if not cell.needs]
     runner = runner_of(study, tmp_path)
-    runner._end = time.monotonic() + 0.01
+    runner._end = time.monotonic() + 0.3  # by then the first two have begun, and not ended
     assert len(cells) > 2
     assert len(list(runner._together(cells, 2))) == 2
 
