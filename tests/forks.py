@@ -10,6 +10,7 @@ FORKS.set_forkserver_preload(
     [
         "torch._dynamo",
         "fsspec.core",  # torch loads it with the first checkpoint
+        "experiments.calibration.ranks",
         "tests.zenflow.data_parallel.ranks",
         "tests.experiments.training.parts.rank",
         "tests.frozen",

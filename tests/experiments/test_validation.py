@@ -2,15 +2,16 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from click.testing import CliRunner
 from matplotlib.image import imread
-from torch.multiprocessing import ProcessRaisedException
+from torch.multiprocessing import ProcessRaisedException, start_processes
 
-from experiments.calibration import compute, plans, runs
+from experiments.calibration import compute, plans, ranks, runs
 from experiments.calibration.compute import ComputeShapes, ComputeTimes, fit_compute
 from experiments.calibration.plans import (
     CPU_RANK_RUNS,
@@ -51,6 +52,7 @@ from sim.fitting.left_out import CALIBRATED, Outcome, fit_left_out
 from sim.fitting.refine import predict
 from sim.hardware.catalog import find_machine
 from sim.models.work import Work
+from tests.forks import FORKS
 from zenflow.errors import ConfigError
 
 
@@ -59,6 +61,15 @@ def threads():
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked_ranks():
+    """Let ranks be forks of a process that has loaded torch, where each would load it anew."""
+    spawn = partial(start_processes, start_method=FORKS.get_start_method())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranks, "spawn", spawn)
+        yield
 
 
 def run(measured, predicted, stalls=(0.0, 0.0), host=(0.0, 0.0)):

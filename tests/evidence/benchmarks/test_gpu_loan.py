@@ -357,8 +357,9 @@ def run_smoke(number, out, *arguments):
 
 
 def test_the_first_call_runs_on_a_cpu(tmp_path):
-    """Without `races`, which is `tests` with another mark, and `device_pass`, tested by itself."""
-    names = [each.name for each in CALLS[1] if each.name not in ("races", "device_pass")]
+    """Without `races`, which is `tests` with another mark, and parts that are tested alone."""
+    alone = ("races", "device_pass", "presets-1b")
+    names = [each.name for each in CALLS[1] if each.name not in alone]
     whole = run_smoke(1, tmp_path, "--parts", *names)
     assert [each["part"] for each in whole["parts"]] == names
     shown = (tmp_path / records.TABLE).read_text().splitlines()

@@ -7,6 +7,7 @@ import pytest
 from evidence.benchmarks.gpu import setup as gpu_setup
 from evidence.benchmarks.gpu import step as gpu_step
 from evidence.benchmarks.gpu.keep import keep, main
+from evidence.benchmarks.gpu.loan.calls import CALLS, Place, chosen
 from evidence.benchmarks.gpu.observations import observations
 from evidence.pages.gpu import former_excesses, read_suite
 from experiments.output.files import write_json
@@ -32,7 +33,10 @@ def suite(tmp_path_factory):
     """What the suite leaves, its benchmark's part of a tiny model on the CPU."""
     runs = tmp_path_factory.mktemp("gpu")
     series = runs / "presets-1b"
-    assert gpu_step.main(["--smoke", "--out", str(series), "--runs", *RUNS]) == 0
+    (part,) = chosen(CALLS[1], ["presets-1b"])
+    place = Place(out=series, kept=runs, seconds=part.limit, is_smoke=True)
+    _python, _m, _module, *arguments = part.command(place)
+    assert gpu_step.main([*arguments, "--runs", *RUNS]) == 0
     (runs / "tests").mkdir()
     (runs / "tests" / "tests.xml").write_text(TESTS)
     (runs / "validation").mkdir()
