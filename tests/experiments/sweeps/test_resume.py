@@ -191,13 +191,27 @@ def test_a_point_that_kills_its_workers_is_reported_and_tried_again_later(tmp_pa
 LONG = ("--vary", "S=1,2,4", "--vary", "dram=20:520:0.5", "--gradients", "keep")
 
 
-def _started(folder, *axes):
-    """Start a sweep of two processes; return it as soon as it has kept something."""
+UNDRAWN = """
+from experiments.cli import main
+from experiments.sweeps.pictures import outputs
+outputs.write_pictures = lambda *_: []
+main()
+"""
+"""The command without its pictures, which take longer than the rest."""
+
+
+def _process(folder, *axes):
+    """Start a sweep of two processes."""
     words = [*BASE, *CARD, *axes, "--workers", str(PROCESSES), "--out", str(folder)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "experiments.cli", *words],
+    return subprocess.Popen(
+        [sys.executable, "-c", UNDRAWN, *words],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
+
+
+def _started(folder, *axes):
+    """Start a sweep of two processes; return it as soon as it has kept something."""
+    process = _process(folder, *axes)
     deadline = time.monotonic() + 60
     while not len(points_in(folder)):
         assert process.poll() is None
@@ -231,12 +245,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(tmp_path):
 
 
 def test_ctrl_c_while_workers_load_ends_without_a_word_of_theirs(tmp_path):
-    words = [*BASE, *CARD, "--vary", "dram=20:520:0.5", "--workers",
-             str(PROCESSES), "--out", str(tmp_path / "out")]  # fmt: skip
-    process = subprocess.Popen(
-        [sys.executable, "-m", "experiments.cli", *words],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
+    process = _process(tmp_path / "out", "--vary", "dram=20:520:0.5")
     deadline = time.monotonic() + 60
     while not any("spawn_main" in word for word in _words_of_children(process.pid)):
         assert process.poll() is None

@@ -1,7 +1,6 @@
 """--overwrite replaces what a run has left, however it ended, and nothing else."""
 
 import os
-import signal
 import subprocess
 import sys
 
@@ -19,31 +18,44 @@ def flags(tmp_path_factory):
 
 KILLED = """
 import os, signal, sys
-from experiments.training.parts.files import step_log
+import torch._dynamo
+import experiments.cli, experiments.training.run.single
 from zenflow.console import main
-left, real = [int(sys.argv.pop(1))], os.fsync
-def fsync(descriptor):
-    left[0] -= 1
-    if left[0] == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    real(descriptor)
-os.fsync = fsync
-main()
+def killed_at(number):
+    left, real = [number], os.fsync
+    def fsync(descriptor):
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(descriptor)
+    os.fsync = fsync
+    main()
+folder, *words = sys.argv[1:]
+for number in (1, 3):
+    child = os.fork()
+    if not child:
+        sys.argv[1:] = [*words, "--out", f"{folder}/{number}"]
+        killed_at(number)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 """
+"""Runs that are killed as they write the first file to disk, or the third. They share a start."""
+
+
+@pytest.fixture(scope="module")
+def killed_runs(tmp_path_factory, flags):
+    """Return the folder of the runs that were killed."""
+    folder = tmp_path_factory.mktemp("killed")
+    subprocess.run(
+        [sys.executable, "-c", KILLED, folder, "train", *map(str, flags)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        check=True,
+    )
+    return folder
 
 
 @pytest.mark.parametrize("at", [1, 3])
-def test_a_run_that_was_killed_as_it_began_is_replaced(tmp_path, flags, at):
-    out = tmp_path / "run"
-    words = ["train", "--out", out, *flags]
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, str(at), *map(str, words)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-        check=False,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+def test_a_run_that_was_killed_as_it_began_is_replaced(killed_runs, flags, at):
+    out = killed_runs / str(at)
     assert not (out / "config.json").exists()
     assert "new or empty" in ended(2, "--out", out, *flags)
     trained(out, "--overwrite", *flags)
