@@ -27,6 +27,7 @@ from tests.experiments.reported import (
 playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
 Image = pytest.importorskip("PIL.Image")
 
+WINDOW = {"width": 1300, "height": 900}
 DRAWN = """() => window.Bokeh && document.querySelectorAll(".chart").length ===
     [...Bokeh.index.roots].filter((view) => view.frame?.bbox.width > 0).length"""
 EVIL = "<img src=x onerror='window.evil=1'> $$x^2$$ @step"
@@ -77,7 +78,7 @@ def path(tmp_path_factory):
 @contextmanager
 def opened(browser, path):
     """Open a page; nothing may go wrong on it and nothing may be asked for."""
-    context = browser.new_context(viewport={"width": 1300, "height": 900}, color_scheme="light")
+    context = browser.new_context(viewport=WINDOW, color_scheme="light")
     context.set_default_timeout(20_000)
     shown = context.new_page()
     problems, asked = [], []
@@ -92,11 +93,16 @@ def opened(browser, path):
     assert asked == [path.as_uri()]
 
 
-@pytest.fixture
-def page(browser, path):
-    """The page, to use."""
+@pytest.fixture(scope="module")
+def used_page(browser, path):
     with opened(browser, path) as shown:
         yield shown
+
+
+@pytest.fixture
+def page(used_page):
+    """The page, to use: its first lanes show the whole run."""
+    return first_lanes_whole(used_page)
 
 
 @pytest.fixture(scope="module")
@@ -107,22 +113,32 @@ def still(browser, path):
 
 
 @pytest.fixture(scope="module")
-def short_page(browser, tmp_path_factory):
+def short_path(tmp_path_factory):
     """The page of one run, which loads sooner."""
     folder = tmp_path_factory.mktemp("one")
     out = folder / "page.html"
     contents = load([write_run(folder / "run")])
     out.write_text(render(contents, title="x", made={"command": "x", "at": "y"}))
-    with opened(browser, out) as shown:
+    return out
+
+
+@pytest.fixture(scope="module")
+def short_page(browser, short_path):
+    with opened(browser, short_path) as shown:
         yield shown
 
 
 @pytest.fixture
 def one_run(short_page):
     """The page of one run, to use: its lanes show the whole run."""
-    short_page.evaluate("scrollTo(0, 0)")
-    short_page.locator(".timeline [title='Reset']").press("Enter")
-    return short_page
+    return first_lanes_whole(short_page)
+
+
+def first_lanes_whole(shown):
+    """Undo what an earlier test has done to the view."""
+    shown.evaluate("scrollTo(0, 0)")
+    shown.locator(".timeline [title='Reset']").first.press("Enter")
+    return shown
 
 
 class Lanes:
@@ -229,10 +245,10 @@ def test_names_are_text_and_never_run(still):
     assert still.evaluate("window.evil") is None
 
 
-def test_injected_scripts_are_refused(browser, path, tmp_path):
+def test_injected_scripts_are_refused(browser, short_path, tmp_path):
     """Even if markup came through, the page's policy would not run it."""
     evil = tmp_path / "evil.html"
-    text = path.read_text().replace("</body>", "<script>window.evil = 1</script></body>")
+    text = short_path.read_text().replace("</body>", "<script>window.evil = 1</script></body>")
     evil.write_text(text)
     shown = browser.new_page()
     shown.goto(evil.as_uri())
@@ -435,7 +451,8 @@ def test_it_reads_well_in_the_dark(page):
     assert labels.max() > 110
 
 
-def test_nothing_spills_over_a_narrow_window(page):
-    page.set_viewport_size({"width": 420, "height": 800})
-    page.wait_for_timeout(300)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 420
+def test_nothing_spills_over_a_narrow_window(still):
+    still.set_viewport_size({"width": 420, "height": 800})
+    still.wait_for_timeout(300)
+    assert still.evaluate("document.documentElement.scrollWidth") <= 420
+    still.set_viewport_size(WINDOW)
