@@ -25,8 +25,9 @@ def run_alone(*command):
 
 
 def run_two(*command):
-    """Run a script under torchrun."""
-    torchrun.main(["--standalone", "--nproc-per-node", "2", *command])
+    """Run a script under torchrun, whose ranks are forks: each would load torch anew."""
+    forks = ["--run-path", "--start-method", "fork"]
+    torchrun.main(["--standalone", "--nproc-per-node", "2", *forks, *command])
 
 
 def tell(folder, run, *command):
@@ -41,7 +42,7 @@ def losses_of(script, run, folder, steps):
     small = ["--width", "16", "--layers", "1", "--length", "16", "--min_split_elements", "64"]
     paths = ["--text", text, "--checkpoint", folder / "saved"]
     command = map(str, [EXAMPLES / script, *paths, "--lr", "1e-2", "--steps", steps, *small])
-    process = FORKS.Process(target=tell, args=(folder, run, *command), daemon=True)
+    process = FORKS.Process(target=tell, args=(folder, run, *command))
     process.start()
     assert exit_codes([process], 200) == [0], (folder / "errors").read_text()
     return {
