@@ -10,7 +10,6 @@ import torch
 
 from evidence.benchmarks import (
     engine_parts,
-    framework_hooks,
     host_jobs,
     host_update,
     lightning_tests,
@@ -53,6 +52,8 @@ def test_a_spread_of_one_value_is_that_value():
 
 
 def test_hooks_are_a_start_and_a_slope_in_microseconds():
+    from evidence.benchmarks import framework_hooks  # which loads FSDP2
+
     points = {count: 2e-4 + 3e-6 * count for count in framework_hooks.COUNTS}
     start, each = framework_hooks.line(points)
     assert (start, each) == (pytest.approx(2e-4), pytest.approx(3e-6))

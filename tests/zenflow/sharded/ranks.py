@@ -218,7 +218,7 @@ def guided(rank, mesh, folder, *, number=0):
     """Run one of the blocks that the guide shows and return the loss before and after."""
     page = Path(__file__).resolve().parents[3] / "docs" / "guides" / "many-gpus.md"
     block = python_blocks(page)[number]
-    model = Loss(width=8)
+    model = Loss(num_layers=2, width=8)
     batch = torch.randn(16, 8)
     before = model(batch).item()
     names = {"model": model, "batches": [batch] * 30}
