@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -110,6 +111,15 @@ def test_lines_for_one_axis_a_map_for_two_and_panels_for_three():
             assert shown[0, 0] == first["step_seconds"].iloc[0]
     assert draw_pareto(table, sweep.axes, "step_seconds", ["staleness_steps"]) is not None
     assert draw_sweep(table, [], "step_seconds") is None
+
+
+def test_a_sweep_that_was_broken_off_is_drawn_with_what_it_has():
+    sweep = sweep_of("S=1,2", "dram=20,40")
+    table = table_of_all(sweep).iloc[:3]
+    figure = draw_sweep(table, sweep.axes, "step_seconds")
+    FigureCanvasAgg(figure).draw()
+    shown = next(own.images[0] for own in figure.axes if own.images).get_array()
+    assert np.isfinite(np.ma.filled(shown, np.nan)).sum() == 3
 
 
 def test_values_that_hardly_differ_are_painted_alike_on_a_scale_of_plain_numbers():
