@@ -190,21 +190,30 @@ def test_a_point_that_kills_its_workers_is_reported_and_tried_again_later(tmp_pa
 
 LONG = ("--vary", "S=1,2,4", "--vary", "dram=20:520:0.5", "--gradients", "keep")
 
-
-UNDRAWN = """
+SLOW = """
+import time
 from experiments.cli import main
+from experiments.sweeps.execution import journal
 from experiments.sweeps.pictures import outputs
+
+def add_and_rest(*given, add=journal.Journal.add):
+    add(*given)
+    time.sleep(0.3)
+
+journal.Journal.add = add_and_rest
+journal._SECONDS = 0.0
 outputs.write_pictures = lambda *_: []
 main()
 """
-"""The command without its pictures, which take longer than the rest."""
+"""The command, which keeps each batch and rests then, and draws no picture: a sweep takes seconds
+and little work."""
 
 
 def _process(folder, *axes):
     """Start a sweep of two processes."""
     words = [*BASE, *CARD, *axes, "--workers", str(PROCESSES), "--out", str(folder)]
     return subprocess.Popen(
-        [sys.executable, "-c", UNDRAWN, *words],
+        [sys.executable, "-c", SLOW, *words],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
 
