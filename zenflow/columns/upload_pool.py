@@ -36,7 +36,8 @@ class UploadBuffer:
     @property
     def users(self) -> list[Completion]:
         """Work on the buffer that may not have ended; on a GPU uploads may outlast the landing."""
-        return [*self._before, *(user for piece in self._pieces for user in piece.users)]
+        former = [user for user in self._before if not user.has_succeeded]
+        return [*former, *(user for piece in self._pieces for user in piece.users)]
 
     def restart(self) -> None:
         """Cut the buffer anew; all its updates have landed."""

@@ -48,7 +48,7 @@ class Lease:
     @property
     def users(self) -> list[Completion]:
         """All work on the memory that may not have ended, on former contents too."""
-        everyone = (*self._before, *self._writers, *self._readers)
+        everyone = [*self._before, *self._writers, *self._readers]
         return [work for work in everyone if not work.has_succeeded]
 
     def renew(self) -> None:

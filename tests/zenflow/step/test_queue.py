@@ -227,3 +227,19 @@ def test_a_host_without_memory_to_spare_lets_no_gradient_wait(monkeypatch):
             plans.append(optimizer.memory)
     assert [plan.queue_depth for plan in plans] == [1, 4]
     assert plans[0].host_bytes < plans[1].host_bytes
+
+
+@pytest.mark.parametrize("rule", ["exact", "published"])
+@pytest.mark.parametrize("mode", ["keep", "release"])
+def test_once_all_work_has_ended_no_memory_lists_any_user(mode, rule):
+    """Lists that kept what has ended would grow from step to step."""
+    model, config = TinyStack(), dataclasses.replace(timing.config_of("S 3"), update_rule=rule)
+    settings = {"config": config, "offload_gradients": mode}
+    with closing(ZenFlowAdamW(model.parameters(), **settings)) as optimizer:
+        for step in range(12):
+            model.loss(step).backward()
+            optimizer.step()
+        optimizer.synchronize()
+        engine = optimizer._engine
+        assert engine.schedule.tasks.users_of(engine.layout.blocks) == []
+        assert [buffer.users for buffer in engine.uploads._buffers] == [[]]
