@@ -100,7 +100,8 @@ def regime_of(setup: AnySetup) -> str:
     if unbound.compute_seconds < _LAUNCH_BOUND * costs.compute_seconds:
         return "launch-bound"
     strategy = Strategy.of(setup.strategy, **setup.options)
-    offloads = steady(costs, strategy).d2h_bytes > 0
+    one_window = steady(costs, strategy, num_steps=1, settling_windows=1, longest_settling=1)
+    offloads = one_window.d2h_bytes > 0
     if setup.devices * setup.hosts == 1:
         return "offload, one GPU" if offloads else "device alone"
     return "offload, several GPUs" if offloads else "devices, no offload"

@@ -132,7 +132,8 @@ def test_one_figure_from_the_papers_breakdown_is_behind_every_deepspeed_row(usua
     paper = find_machine("a100-epyc-7742", 4).host
     assert step_rate(paper) == pytest.approx(deepspeed_rate(), rel=1e-3)
     assert step_rate(paper) >= deepspeed_rate()  # so that it never bounds the paper's own rate
-    for item in MEASUREMENTS:
+    others = [item for item in MEASUREMENTS if item not in ours]
+    for item in [*ours, *others[::4]]:
         less = hardware_of(item.setup)
         less = less.with_values({SHARE: less.host.deepspeed_share.value / 2})
         found = predict(item.setup, item.quantity, less)
@@ -202,8 +203,8 @@ def test_a_set_up_of_few_tokens_is_bound_by_launches_unless_it_is_compiled():
 
 
 def test_missed_rows_say_what_moves_them_and_met_ones_do_not(rows):
-    some = {row["label"] for row in rows[::40]}
-    some |= {row["label"] for row in [row for row in rows if abs(row["error"]) > AIM][::20]}
+    some = {row["label"] for row in rows[::60]}
+    some |= {row["label"] for row in [row for row in rows if abs(row["error"]) > AIM][::30]}
     found = predict_all([item for item in MEASUREMENTS if item.label in some], draws=0)
     for row in found:
         assert bool(row["elasticities"]) == (abs(row["error"]) > AIM)
