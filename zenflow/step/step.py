@@ -54,8 +54,8 @@ class Step:
     lag: int
     """Number of steps from the start of this step's updates to their landing."""
     hypers: Sequence[Hyper] = ()
-    """AdamW's settings of each parameter group: at the first gradient, and from `step()` on
-    those of then."""
+    """AdamW's settings of each parameter group, read at the first gradient and again by
+    `step()`."""
     inverse_scale: float = 1.0
     """Factor that undoes the loss scale."""
     gradients: StepGradients = field(default_factory=StepGradients)

@@ -11,24 +11,23 @@ from zenflow.host.process import OwnProcess
 class Life(Enum):
     """State of an optimizer.
 
-    It is NEW until its first step or evaluation, TRAINING from then on, and SHOWN between `eval`
-    and `train`. A state that is loaded makes it NEW or LOADED again. BROKEN ends with a state that
-    is loaded, CLOSED never.
+    An optimizer is NEW until its first step or evaluation, and TRAINING from then on. Between
+    `eval` and `train` the state is SHOWN. A loaded checkpoint makes an optimizer NEW or LOADED
+    again, and is the only end of BROKEN. CLOSED is the last state.
     """
 
     NEW = "new"
-    """Nothing but the weights decides: weights that a program loads into the model are the true
-    ones."""
+    """State in which the weights alone decide: those that a program loads are the true ones."""
     LOADED = "loaded"
-    """A state was loaded; the model's weights of the same checkpoint may be loaded behind it."""
+    """State behind a loaded checkpoint, whose model weights may still be loaded."""
     TRAINING = "training"
-    """Weights of training are on the device, and nobody else may change them."""
+    """State with the weights of training on the device, which nobody else may change."""
     SHOWN = "shown"
-    """True weights are on the device, for evaluation, saving or export."""
+    """State with the true weights on the device, for evaluation, saving or export."""
     BROKEN = "broken"
-    """A step was broken off half done, or has taken values that are not finite."""
+    """State after a step that was broken off, or has taken values that are not finite."""
     CLOSED = "closed"
-    """The threads have ended."""
+    """State after the end of all threads."""
 
 
 _SOUND = frozenset({Life.NEW, Life.LOADED, Life.TRAINING, Life.SHOWN})
