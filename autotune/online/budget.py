@@ -92,10 +92,16 @@ class SearchBudget:
         latest = min(pace, median(self._recent)) if self._recent else pace
         return pace * self._done + latest * max(0, self._total_steps - self._done)
 
-    @property
-    def seconds_for_trials(self) -> float:
-        """CPU seconds after which a question's trials must end for it to stay within the rest."""
-        return max(0.0, self.seconds_left - _AFTER_TRIALS * (self.seconds_per_trial or 0.0))
+    def seconds_for_trials(self, num_trials: int) -> float:
+        """Return the CPU seconds after which a question's trials must end, however many are left.
+
+        A trial may cost several times the price that one setting has shown. So the share of one
+        question holds in seconds too: what is left weighs settings anew.
+        """
+        of_room = 1.0 if num_trials <= FEWEST_TRIALS else _OF_ROOM
+        return max(
+            0.0, of_room * self.seconds_left - _AFTER_TRIALS * (self.seconds_per_trial or 0.0)
+        )
 
     def num_trials(self, num_settings: int, *, is_new: bool = True) -> int:
         """Return the number of trials that may be paid for now; 0 if too few to be worth asking.

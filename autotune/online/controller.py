@@ -296,7 +296,9 @@ class TwinController(AbstractController):
             resize_seconds=self._gatherer.resize_seconds,
             leaves_interval=self._zen is not None,
             num_trials=num_trials,
-            most_seconds=math.inf if self._is_urgent else self.budget.seconds_for_trials,
+            most_seconds=(
+                math.inf if self._is_urgent else self.budget.seconds_for_trials(num_trials)
+            ),
             seed=self._seed,
         )
         self._guard.asked()

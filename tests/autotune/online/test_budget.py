@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from autotune.online.budget import SearchBudget
+from autotune.online.budget import FEWEST_TRIALS, SearchBudget
 
 
 def running(share=0.01, total=1000, steps=100, seconds=0.1, per_trial=0.01):
@@ -92,9 +92,18 @@ def test_a_budget_is_too_small_where_the_whole_share_pays_for_no_search():
 
 def test_trials_end_before_what_follows_them_would_exceed_the_share():
     budget = running(per_trial=0.01)
-    assert 0.02 <= budget.seconds_left - budget.seconds_for_trials <= 0.05
+    assert 0.02 <= budget.seconds_left - budget.seconds_for_trials(FEWEST_TRIALS) <= 0.05
     budget.spent = 1.0
-    assert budget.seconds_for_trials == 0.0
+    assert budget.seconds_for_trials(FEWEST_TRIALS) == 0.0
+
+
+def test_trials_that_cost_more_than_was_said_leave_room_to_weigh_settings_anew():
+    budget = running(per_trial=0.01)
+    trials = budget.num_trials(1)
+    assert trials > FEWEST_TRIALS
+    room = budget.seconds_left
+    budget.spent += budget.seconds_for_trials(trials) + 3 * 0.01  # where the limit ended them
+    assert budget.seconds_left >= 0.49 * room
 
 
 def test_a_run_that_gets_faster_is_not_overspent():
