@@ -169,7 +169,7 @@ def zero3(repeats: int, *, recomputes: bool) -> list[float]:
 
 def llama(num_layers: int) -> Any:
     """Return transformers' Llama of so many tiny layers."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
         hidden_size=64, intermediate_size=128, num_hidden_layers=num_layers,

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers.models.auto import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from evidence.benchmarks.framework_hooks import passes
 from evidence.benchmarks.record import setting, take_turns
@@ -73,7 +73,7 @@ def model_of(family: str, attention: str, num_layers: int) -> nn.Module:
         family, vocab_size=64, use_cache=False, **FAMILIES[family], **{number: num_layers}
     )
     kind = AutoModelForMaskedLM if family == "bert" else AutoModelForCausalLM
-    made: nn.Module = kind.from_config(config, attn_implementation=attention)  # type: ignore
+    made: nn.Module = kind.from_config(config, attn_implementation=attention)
     return made.eval()
 
 

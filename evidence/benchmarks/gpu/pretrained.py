@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,15 +18,16 @@ _HELD_OUT_BATCHES = 8
 
 def load_model(path: Path) -> nn.Module:
     """Return the pretrained model of a folder or a GGUF file in bfloat16, from files alone."""
-    import transformers
+    from transformers.models.auto import AutoModelForCausalLM
 
-    auto: Any = transformers.AutoModelForCausalLM
     where, file = _located(path)
-    model = auto.from_pretrained(where, dtype=torch.float32, local_files_only=True, **file)
+    model = AutoModelForCausalLM.from_pretrained(
+        where, dtype=torch.float32, local_files_only=True, **file
+    )
     if file:  # its weights may be packed still, and it can't be trained: take what they stand for
         values = model.config.to_dict()
         values.pop("quantization_config", None)
-        plain = auto.from_config(type(model.config)(**values))
+        plain = AutoModelForCausalLM.from_config(type(model.config)(**values))
         plain.load_state_dict(model.state_dict())
         model = plain
     rounded: nn.Module = model.to(torch.bfloat16)
@@ -45,10 +45,10 @@ def prepare(model: Path, texts: Path, target: Path) -> None:
     Raises:
         ConfigError: There is too little text, or the tokenizer knows more than 65,536 tokens.
     """
-    import transformers
+    from transformers.models.auto import AutoTokenizer
 
     where, file = _located(model)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(where, local_files_only=True, **file)
+    tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=True, **file)
     documents = path_documents(texts)
     encode = PretrainedTokenizer(tokenizer, 1 << 16).stream
     train, held_out = (
