@@ -4,6 +4,8 @@ import gc
 import os
 import pickle
 import signal
+import sys
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -57,6 +59,20 @@ def pytest_collection_finish() -> None:
     """Let the garbage collector pass over what imports have made: it is there to the end."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_switched_on() -> Iterator[None]:
+    """Fail a test that leaves behind what makes every later call slower."""
+    before = _switched_on()
+    yield
+    assert _switched_on() == before, "left on: tracing, or a mode of torch such as a default device"
+
+
+def _switched_on() -> list[object]:
+    torch = sys.modules.get("torch")
+    modes = 0 if torch is None else torch._C._len_torch_function_stack()
+    return [sys.gettrace(), sys.getprofile(), tracemalloc.is_tracing(), modes]
 
 
 def remembering(function: Callable[..., Any]) -> Callable[..., Any]:

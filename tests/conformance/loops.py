@@ -553,12 +553,8 @@ def default_dtype(dtype):
 @contextlib.contextmanager
 def default_device(device):
     """Have another default device; none of this loop's tensors is made there."""
-    before = torch.get_default_device()
-    torch.set_default_device(device)
-    try:
+    with torch.device(device):  # to set the former one would cost every later call of torch
         yield
-    finally:
-        torch.set_default_device(before)
 
 
 def _long(run):

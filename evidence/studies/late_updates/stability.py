@@ -58,7 +58,7 @@ def _cells(scope: Scope) -> Sequence[Cell]:
     named += [(BEST_LEAD, s) for s in intervals if s <= _LONGEST_SEARCH and not scope.smoke]
     limits = [Cell(settings={"part": "limit", "rule": n, "interval": s}) for n, s in named]
     training = settings_of(SCRATCH, smoke=scope.smoke)
-    watched = (2, 4) if scope.smoke else WATCHED
+    watched = (2,) if scope.smoke else WATCHED
     trained = _TRAINED[:2] if scope.smoke else _TRAINED
     return limits + [
         Cell(

@@ -229,7 +229,7 @@ def test_fine_tuning_goes_on_bit_for_bit_where_another_process_saved(tmp_path):
 
 
 def test_tokens_are_prepared_by_the_model_s_tokenizer(tmp_path, monkeypatch):
-    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("transformers")
     texts = tmp_path / "texts"
     texts.mkdir()
     (texts / "a.txt").write_text("one two three " * 400)
@@ -244,7 +244,7 @@ def test_tokens_are_prepared_by_the_model_s_tokenizer(tmp_path, monkeypatch):
             return {"input_ids": [[40_000 + len(word) for word in text.split()] for text in given]}
 
     auto = SimpleNamespace(from_pretrained=lambda *_, **__: Words())
-    monkeypatch.setattr(transformers, "AutoTokenizer", auto)
+    monkeypatch.setattr("transformers.models.auto.AutoTokenizer", auto)
     model, file = tmp_path / "model", tmp_path / "tokens.npz"
     model.mkdir()
     arguments = ["--prepare", str(file), "--model", str(model), "--data", str(texts)]
