@@ -66,7 +66,9 @@ def nothing_stays_switched_on() -> Iterator[None]:
     """Fail a test that leaves behind what makes every later call slower."""
     before = _switched_on()
     yield
-    assert _switched_on() == before, "left on: tracing, or a mode of torch such as a default device"
+    assert _switched_on() == before, (
+        "left on: tracing, or a mode of torch such as a default device"
+    )
 
 
 def _switched_on() -> list[object]:

@@ -33,7 +33,8 @@ for _ in range(4):
     model(torch.randn(8, 256)).square().mean().backward()
     optimizer.step()
 optimizer.eval()
-assert (model.weight != before).all()
+# Of 65,536 weights one may come back to the bits that it had.
+assert (model.weight != before).double().mean() > 0.999
 optimizer.close()
 print(active_kernel())
 """
