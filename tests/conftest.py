@@ -63,7 +63,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_stays_switched_on() -> Iterator[None]:
-    """Fail a test that leaves behind what makes every later call slower."""
+    """Fail a test that leaves a mode or a tracer behind: every later call would be slower."""
     before = _switched_on()
     yield
     assert _switched_on() == before, (

@@ -96,7 +96,7 @@ class SearchBudget:
         """Return the CPU seconds after which a question's trials must end, however many are left.
 
         A trial may cost several times the price that one setting has shown. So the share of one
-        question holds in seconds too: what is left weighs settings anew.
+        question holds in seconds too, and the rest of the room is left to weigh settings anew.
         """
         of_room = 1.0 if num_trials <= FEWEST_TRIALS else _OF_ROOM
         return max(
