@@ -15,6 +15,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Tests ask no server. Read when huggingface_hub is first imported, here and in what tests start.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+# Without a GPU Triton's kernels are interpreted. Read when triton is first imported.
+if not any(os.path.exists(f"/dev/{name}") for name in ("nvidiactl", "dxg")):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 import pytest
 
 try:

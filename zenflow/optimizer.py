@@ -19,6 +19,7 @@ from zenflow.columns.layout import SplitParam
 from zenflow.columns.local import local_of
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
+from zenflow.device.kernels.choice import KernelChoice
 from zenflow.errors import GradientError
 from zenflow.host.signals import whole
 from zenflow.knobs import Knobs
@@ -108,6 +109,7 @@ class ZenFlowAdamW(torch.optim.Optimizer):
         controller: AbstractController | None = None,
         link: PacedLink | None = None,
         host_threads: int | None = None,
+        kernels: KernelChoice = "auto",
         timeline_steps: int = 0,
         wait_timeout: float = 600.0,
         foreach: bool | None = None,
@@ -135,6 +137,8 @@ class ZenFlowAdamW(torch.optim.Optimizer):
             link: Emulated bandwidths, on a CPU only.
             host_threads: Number of threads that work on the host's rows; None leaves some cores
                 to the other threads.
+            kernels: Kernels of the device's pass over gradients and weights: "triton" or "torch".
+                Results differ by rounding. "auto" takes Triton's on a GPU that runs them.
             timeline_steps: Number of last steps whose spans are kept; 0 for none.
             wait_timeout: Seconds after which a wait is an error.
             foreach: Of no effect, like `fused`. Recipes for torch's AdamW have them, where they
@@ -158,6 +162,7 @@ class ZenFlowAdamW(torch.optim.Optimizer):
             accumulation_steps=accumulation_steps,
             link=link,
             host_threads=host_threads,
+            kernels=kernels,
             timeline_steps=timeline_steps,
             wait_timeout=wait_timeout,
         )

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from operator import attrgetter
 from typing import Any
 from unittest import mock
 
@@ -14,7 +15,7 @@ from zenflow import ZenFlowAdamW
 from zenflow.step import engine
 
 PARTS = {
-    "device": {"energies": "energies"},
+    "device.kernels": {"energies": "energies"},
     "fresh": {"apply": "fresh steps", "finish": "fresh steps"},
     "collector": {"take": "important columns", "_send": "queueing copies"},
     "engine": {
@@ -86,7 +87,7 @@ def breakdown(optimizer: ZenFlowAdamW, turn: Callable[[], Any], repeats: int) ->
             stack.enter_context(mock.patch.object(owner, name, timed))
 
         for member, functions in PARTS.items():
-            owner = engine if member == "engine" else getattr(running, member)
+            owner = engine if member == "engine" else attrgetter(member)(running)
             if owner is None:
                 continue  # the published rule takes no fresh steps
             for name, part in functions.items():

@@ -17,6 +17,8 @@ from torch import Tensor
 from sim.fitting.fit import Fit, Sample, fit_constants
 from zenflow.columns.device_rows import Bank, Resident, update_residents
 from zenflow.device.base import AbstractDevice, Arrival
+from zenflow.device.kernels.base import Member
+from zenflow.device.kernels.choice import kernels_for
 from zenflow.host import kernel
 from zenflow.host.jobs import AdamStep, CatchUpJob
 from zenflow.host.memory import zeroed
@@ -190,6 +192,7 @@ def measure_parts(device: torch.device, dtype: torch.dtype) -> dict[str, Fit]:
     The fits are over matrices of several sizes.
     """
     engine = bind(device, _WAIT_TIMEOUT)
+    engine.kernels = kernels_for("auto", device, engine.kernels)
     try:
         samples = [
             (*_copy_samples(engine, *shape, dtype), *_step_samples(engine, *shape, dtype))
@@ -232,25 +235,25 @@ def _step_samples(
     Its gradient is measured and gathered when backward has just written it; then important
     columns, or the whole matrix, are updated.
     """
-    device = engine.torch_device
+    device, kernels = engine.torch_device, engine.kernels
     computed = torch.randn(rows, columns, device=device).to(dtype)
     grad, weight = computed.clone(), computed.clone()
     _, important = _owners(columns, device)
     energies, no_rows = (torch.ones(count, device=device) for count in (columns, 0))
 
     def intake() -> None:
-        engine.energies([(grad, energies, no_rows)])  # rows are counted with fresh steps
-        grad.index_select(1, important)
+        kernels.energies([(grad, energies, no_rows)])  # rows are counted with fresh steps
+        kernels.important(grad, important)
 
     bank = Bank(group=0, num_rows=rows, num_columns=len(important))
     bank.allocate(device)
     hyper = Hyper(lr=1e-4, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0)
 
-    gathered = grad.index_select(1, important)
+    members = [Member(weight, important, kernels.important(grad, important))]
+    state = bank.part(0, len(important))
 
     def update() -> None:
-        bank.update(0, len(important), gathered.t().to(torch.float32, copy=True), hyper)
-        weight.index_copy_(1, important, bank.master.t().to(dtype))
+        kernels.update(state, members, hyper, None)
 
     whole = Resident.of(torch.zeros(rows, columns, device=device), "whole", group=0)
     whole_grad = torch.ones(rows, columns, device=device)

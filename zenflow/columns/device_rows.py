@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.optim.adamw import adamw as torch_adamw
 
 from zenflow.columns.local import is_sharded, local_of
-from zenflow.rule.adamw import Hyper, update_rows
+from zenflow.device.kernels.base import ColumnState
+from zenflow.rule.adamw import Hyper
 
 
 @dataclass(slots=True, eq=False)
@@ -48,16 +49,11 @@ class Bank:
         self.num_columns = 0
         self.master = self.exp_avg = self.exp_avg_sq = self.step = torch.empty(0)
 
-    def update(self, first: int, last: int, grad: Tensor, hyper: Hyper) -> None:
-        """Apply AdamW to rows first..last-1 with float32 gradients, which are overwritten."""
+    def part(self, first: int, last: int) -> ColumnState:
+        """Return views of rows first..last-1."""
         part = slice(first, last)
-        update_rows(
-            self.master[part],
-            self.exp_avg[part],
-            self.exp_avg_sq[part],
-            self.step[part],
-            grad,
-            hyper,
+        return ColumnState(
+            *(self.master[part], self.exp_avg[part], self.exp_avg_sq[part], self.step[part])
         )
 
 

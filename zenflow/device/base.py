@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zenflow.device.kernels.base import DeviceKernels, LateGradient
 from zenflow.lanes.completion import Completion
 from zenflow.rule.sizes import GATHERED_BYTES
 
@@ -18,28 +19,6 @@ DeviceSpan = tuple[Any, Any]
 
 Gather = Callable[[Sequence[Tensor], Sequence[int]], Sequence[Tensor]]
 """Function that completes columns (D, some rows) to a number of rows each, over all ranks."""
-
-
-@dataclass(frozen=True, slots=True)
-class LateGradient:
-    """A gradient that is newer than an update, which is applied when the update arrives."""
-
-    rows: Tensor
-    """Columns of the gradient as rows: (I, O), or (D, O) where they are the arriving ones."""
-    is_packed: bool
-    """Whether `rows` are the arriving columns alone, in their order."""
-    column_factors: Tensor
-    """Factor on each column of the parameter, (I,), float32."""
-    row_factors: Tensor
-    """Factor on each element of a column, (O,), float32."""
-    rate: float
-    """Factor on all elements: the rate of the fresh step."""
-
-    def move_on(self, values_DO: Tensor, columns_D: Tensor) -> None:
-        """Apply the fresh step of this gradient to arriving weights, in place."""
-        rows_DO = self.rows if self.is_packed else self.rows.index_select(0, columns_D)
-        factors_D1 = self.column_factors.index_select(0, columns_D).unsqueeze(1)
-        values_DO.addcmul_(rows_DO * factors_D1, self.row_factors, value=-self.rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +68,9 @@ class AbstractDevice(ABC):
     has_ring = False
     """Whether compute packs released gradients into a ring, from which they are sent."""
 
+    kernels: DeviceKernels
+    """Kernels of the engine's own pass over gradients and weights."""
+
     def __init__(self, device: torch.device) -> None:
         """Bind to a torch device."""
         self.torch_device = device
@@ -134,17 +116,6 @@ class AbstractDevice(ABC):
             after: A mark of the last compute that reads the weights.
             gather: Function that completes columns on the device, of which this host has some
                 rows; None where it has all.
-        """
-
-    @abstractmethod
-    def energies(self, measured: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
-        """Write the squared norms of each column and each row of some matrices, float32.
-
-        A column's squared norm is ZenFlow's proxy for its importance (arXiv 2505.12242).
-
-        Args:
-            measured: (matrix (O, I), output by column (I,), output by row (O,)) each; the last is
-                empty where nobody asks for rows.
         """
 
     @abstractmethod

@@ -19,6 +19,8 @@ from zenflow.device.base import (
     gathered_together,
 )
 from zenflow.device.clock import DeviceClock
+from zenflow.device.kernels.base import LateGradient
+from zenflow.device.kernels.torch_kernels import TorchKernels
 from zenflow.device.runtime import CudaRuntime
 from zenflow.errors import DeadlineError
 from zenflow.host import memory as host_memory
@@ -42,6 +44,7 @@ class CudaDevice(AbstractDevice):
             runtime: Streams and events to use, for tests; None for CUDA's own.
         """
         super().__init__(device)
+        self.kernels = TorchKernels()
         self._wait_timeout = wait_timeout
         self._runtime = runtime or CudaRuntime(device)
         self._streams = {lane: self._runtime.new_stream() for lane in ("d2h", "h2d")}
@@ -88,7 +91,8 @@ class CudaDevice(AbstractDevice):
             for grad_OI, columns_D, host_DO in jobs:
                 # Freed at once, reused in stream order: the ring that bounds packed memory is the
                 # caching allocator's pool of this stream, about two of the largest blocks.
-                packed_DO = torch.index_select(grad_OI.t(), 0, columns_D)
+                packed_DO = self._runtime.empty(host_DO.shape, host_DO.dtype)
+                self.kernels.pack(grad_OI, columns_D, packed_DO)
                 host_DO.copy_(packed_DO, non_blocking=True)
                 self._runtime.keep(grad_OI, stream)
             return start, self._enclose(stream)
@@ -112,35 +116,26 @@ class CudaDevice(AbstractDevice):
             self._runtime.wait(stream, after)  # backward may still read the weights before it
             start = self._enclose(stream)
             for run in gathered_together(arrivals, gather):
-                arrived: Sequence[Tensor] = [self._arrived(arrival, stream) for arrival in run]
-                if gather is not None:
+                arrived: Sequence[Tensor] = [self._arrived(arrival) for arrival in run]
+                if gather is None:
+                    late: Sequence[LateGradient | None] = [arrival.late for arrival in run]
+                else:  # each rank moves its own rows on
+                    for arrival, arrived_DO in zip(run, arrived, strict=True):
+                        if arrival.late is not None:
+                            arrival.late.move_on(arrived_DO, arrival.columns)
                     arrived = gather(arrived, [len(arrival.weight) for arrival in run])
-                for arrival, arrived_DO in zip(run, arrived, strict=True):
-                    arrival.weight.t().index_copy_(0, arrival.columns, arrived_DO)
+                    late = [None] * len(run)
+                for arrival, arrived_DO, newer in zip(run, arrived, late, strict=True):
+                    self.kernels.land(arrived_DO, arrival.columns, arrival.weight, newer)
+                    if arrival.late is not None and not arrival.late.is_packed:
+                        self._runtime.keep(arrival.late.rows, stream)  # else the ring holds it
             return start, self._enclose(stream)
 
-    def _arrived(self, arrival: Arrival, stream: Any) -> Tensor:
-        """Return the arriving columns on the device, the fresh step of a late gradient applied."""
+    def _arrived(self, arrival: Arrival) -> Tensor:
+        """Return the arriving columns on the device, as the host has them."""
         host_DO = arrival.values
         arrived_DO = self._runtime.empty(host_DO.shape, host_DO.dtype)
-        arrived_DO.copy_(host_DO, non_blocking=True)
-        if arrival.late is not None:
-            arrival.late.move_on(arrived_DO, arrival.columns)
-            if not arrival.late.is_packed:  # else the ring holds it
-                self._runtime.keep(arrival.late.rows, stream)
-        return arrived_DO
-
-    def energies(self, measured: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
-        """Take norms, which need no temporary of the gradients' size, and square all together."""
-        norms = []
-        for grad_OI, columns, rows in measured:
-            torch.linalg.vector_norm(grad_OI, dim=0, dtype=torch.float32, out=columns)
-            norms.append(columns)
-            if rows.numel():
-                torch.linalg.vector_norm(grad_OI, dim=1, dtype=torch.float32, out=rows)
-                norms.append(rows)
-        if norms:
-            torch._foreach_mul_(norms, norms)
+        return arrived_DO.copy_(host_DO, non_blocking=True)
 
     def order_after(self, completion: Completion) -> None:
         """Make the compute stream wait for the copy's end."""

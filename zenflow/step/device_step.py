@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zenflow.columns.device_rows import Bank, Resident, update_residents
-from zenflow.columns.layout import Layout, SplitParam
+from zenflow.columns.device_rows import Resident, update_residents
+from zenflow.columns.layout import Layout
 from zenflow.columns.local import local_of
 from zenflow.device.base import AbstractDevice, HostValues
+from zenflow.device.kernels.base import DeviceKernels, Member
 from zenflow.rule.adamw import Hyper
 from zenflow.step.step import StepGradients
 from zenflow.step.window_sketch import WindowSketch
@@ -42,7 +43,7 @@ def measure_in_place(layout: Layout, device: AbstractDevice) -> None:
         else:
             grad_OI = split.matrix(local_of(split.param.grad))
             measured.append((grad_OI, split.columns.energies, split.rows.energies))
-    device.energies(measured)
+    device.kernels.energies(measured)
     layout.shards.add_up(layout.columns.energies)
 
 
@@ -127,6 +128,7 @@ def update_device(
     resident_grads: list[Tensor],
     hypers: Sequence[Hyper],
     measured: Measured,
+    kernels: DeviceKernels,
 ) -> None:
     """Apply AdamW to resident parameters and important columns.
 
@@ -136,6 +138,7 @@ def update_device(
         resident_grads: Values of `resident_grads_of`; overwritten.
         hypers: Settings of each parameter group.
         measured: Measurements of the step, of which the factor is used.
+        kernels: Kernels of the device.
     """
     if measured.is_scaling and resident_grads:
         torch._foreach_mul_(resident_grads, measured.factor)
@@ -154,25 +157,10 @@ def update_device(
         is_whole = len(present) == len(members)
         runs = [present] if present and is_whole else [[split] for split in present]
         for run in runs:
-            _update_run(bank, run, gradients, hypers[bank.group], measured)
-
-
-def _update_run(
-    bank: Bank,
-    run: list[SplitParam],
-    gradients: StepGradients,
-    hyper: Hyper,
-    measured: Measured,
-) -> None:
-    """Apply AdamW to neighbouring parameters' columns in their bank, and write their weights."""
-    grad_OK = torch.cat([gradients.important[split] for split in run], dim=1)
-    # Always a copy, and contiguous: one pass turns columns into rows of another dtype.
-    grad_KO = grad_OK.new_empty(grad_OK.shape[::-1], dtype=torch.float32).copy_(grad_OK.t())
-    if measured.is_scaling:
-        grad_KO.mul_(measured.factor)
-    first, last = run[0].bank_first, run[-1].bank_last
-    bank.update(first, last, grad_KO, hyper)
-    fresh_OK = bank.master[first:last].t().to(run[0].param.dtype)
-    widths = [split.bank_last - split.bank_first for split in run]
-    for split, part_OK in zip(run, fresh_OK.split(widths, dim=1), strict=True):
-        split.weight().index_copy_(1, split.important_columns, part_OK)
+            matrices = [
+                Member(split.weight(), split.important_columns, gradients.important[split])
+                for split in run
+            ]
+            state = bank.part(run[0].bank_first, run[-1].bank_last)
+            factor = measured.factor if measured.is_scaling else None
+            kernels.update(state, matrices, hypers[bank.group], factor)

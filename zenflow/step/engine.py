@@ -111,13 +111,13 @@ class Engine:
         self._start_host(options.host_threads or 1, largest_interval)
         self.fresh: FreshSteps | None = None
         if config.is_exact and layout.splits:
-            self.fresh = FreshSteps(layout, self.calendar, device)
+            self.fresh = FreshSteps(layout, self.calendar, device, packs=self._packs)
         self.gate = UploadGate(
             *(device, self.h2d, self.stalls, self.calendar, wait_timeout),
             *(layout.gather, self.in_flight, self.fresh),
         )
         self.ring: GradientRing | None = None
-        if options.releases and device.has_ring:
+        if self._packs:
             sizes = [
                 (len(s.slab_rows.staging), s.part.most * s.param.itemsize) for s in layout.splits
             ]
@@ -182,6 +182,11 @@ class Engine:
         if self.layout.splits:
             lane.start()
         return lane
+
+    @property
+    def _packs(self) -> bool:
+        """Whether compute packs gradients into a ring."""
+        return self.options.releases and self.device.has_ring
 
     @property
     def has_gradients(self) -> bool:
@@ -313,7 +318,8 @@ class Engine:
             check_finite(measured.values.get()[1], number, self.device)
         self.collector.send_rest(step)
         move_scores(self.layout, gradients, self.config.importance_decay, inverse_scale)
-        update_device(self.layout, gradients, resident_grads, hypers, measured)
+        kernels = self.device.kernels
+        update_device(self.layout, gradients, resident_grads, hypers, measured, kernels)
         if self.fresh is not None:
             self.fresh.finish(step, measured.factor)
         self.recorder.add("device", "step", started, self.device.timing_mark(), number)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zenflow.device.kernels.choice import CHOICES, KernelChoice
 from zenflow.lanes.copies import PacedLink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """How an engine runs; no option changes a bit of a result.
+    """How an engine runs; of all options only the kernels change bits of a result.
 
     Raises:
         ValueError: An option breaks its rule; the message lists all that do.
@@ -23,6 +24,8 @@ class EngineOptions:
     """Emulated bandwidths, on a CPU only; None does not pace the copies."""
     host_threads: int | None = None
     """Number of threads that work on the host's rows; None leaves some cores to the others."""
+    kernels: KernelChoice = "auto"
+    """Kernels of the device's pass over gradients and weights."""
     timeline_steps: int = 0
     """Number of last steps whose spans are kept."""
     wait_timeout: float = 600.0
@@ -41,6 +44,10 @@ class EngineOptions:
             (
                 threads is None or threads >= 1,
                 f"host_threads must be at least 1, or None for most of the cores: {threads}",
+            ),
+            (
+                self.kernels in CHOICES,
+                f"kernels must be one of {', '.join(CHOICES)}, got {self.kernels!r}",
             ),
             (
                 self.timeline_steps >= 0,

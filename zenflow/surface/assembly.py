@@ -20,6 +20,7 @@ from zenflow.controller import AbstractController, FixedInterval
 from zenflow.device.base import AbstractDevice
 from zenflow.device.cpu import CpuDevice
 from zenflow.device.cuda import CudaDevice
+from zenflow.device.kernels.choice import kernels_for
 from zenflow.host.limits import free_bytes
 from zenflow.host.memory import is_refused
 from zenflow.host.ranks import num_ranks
@@ -78,8 +79,9 @@ def start_engine(
     sharing = shards.group or shares.group
     _check_ranks(controller, releases=options.releases and sharing is None)
     own = _shared_settings(named, param_groups, config, controller)
-    check_same(sharing, {**settings, **own})
     device = bind(where, options.wait_timeout)
+    device.kernels = kernels_for(options.kernels, where, device.kernels)
+    check_same(sharing, {**settings, **own, "kernels": device.kernels.name})
     if options.link is not None and not device.is_synchronous:
         raise ValueError("link emulates a link for a CPU device: leave it out on a GPU")
     options = replace(options, host_threads=options.host_threads or default_host_threads())

@@ -29,14 +29,16 @@ from experiments.calibration.parts import synchronize
 from experiments.output.files import write_json, write_text
 from zenflow import ZenFlowAdamW, ZenFlowConfig
 from zenflow.columns.layout import SplitParam
-from zenflow.device.base import Arrival
+from zenflow.device.kernels.base import DeviceKernels, LateGradient, Member
+from zenflow.device.kernels.choice import KernelChoice, reason_against_triton
 from zenflow.rule.adamw import Hyper
-from zenflow.step.device_step import Measured, _update_run
 from zenflow.step.engine import Engine
 from zenflow.step.fresh.factors import make_factors
 from zenflow.step.gradients.ring import GradientRing, PackJob
-from zenflow.step.step import Step, StepGradients
+from zenflow.step.step import Step
 
+IMPLEMENTATIONS: tuple[KernelChoice, ...] = ("torch", "triton")
+"""Kernels that are timed, side by side; on a CPU Triton's only where they are interpreted."""
 SHAPES = ((2048, 2048), (8192, 2048), (4096, 4096), (14_336, 4096), (128_256, 2048))
 SMALL_SHAPES = ((96, 64), (64, 96))
 REPEATS = 10
@@ -61,7 +63,9 @@ class Work:
 class Matrix:
     """One matrix under the engine's care, with a gradient of its shape."""
 
-    def __init__(self, shape: tuple[int, int], device: torch.device) -> None:
+    def __init__(
+        self, shape: tuple[int, int], device: torch.device, kernels: KernelChoice
+    ) -> None:
         """Lay it out, and begin a step in which nothing lands."""
         generator = torch.Generator(device).manual_seed(0)
         weight, grad = (
@@ -70,7 +74,11 @@ class Matrix:
         )
         config = ZenFlowConfig(min_split_elements=1, queue_depth=1)
         self.optimizer = ZenFlowAdamW(
-            [nn.Parameter(weight)], config=config, offload_gradients="release", host_threads=1
+            [nn.Parameter(weight)],
+            config=config,
+            offload_gradients="release",
+            host_threads=1,
+            kernels=kernels,
         )
         engine = self.optimizer._engine
         assert engine is not None
@@ -87,49 +95,52 @@ class Matrix:
         self.fresh.begin(step, lambda block, number: False)
 
     @property
+    def kernels(self) -> DeviceKernels:
+        """Kernels that are timed."""
+        return self.engine.device.kernels
+
+    @property
     def num_deferred(self) -> int:
         """Number of deferred columns."""
         return int(self.split.deferred_columns.numel())
 
 
-Parts = Callable[[Matrix], Mapping[str, Work]]
-"""Function that returns the parts of the pass on a matrix, by name."""
-
-
-def torch_parts(matrix: Matrix) -> dict[str, Work]:
-    """Return the parts as the engine runs them today, of torch's operations."""
-    engine, split, grad = matrix.engine, matrix.split, matrix.grad
+def parts_of(matrix: Matrix) -> dict[str, Work]:
+    """Return the parts of the pass on a matrix, as the engine runs them."""
+    split, grad, kernels = matrix.split, matrix.grad, matrix.kernels
     rows, columns = grad.shape
     deferred, important = matrix.num_deferred * rows, split.important_columns.numel() * rows
     vectors = 4 * (rows + columns)
+    moving = split.weight(), grad, split.deferred_columns, matrix.fresh._factors(split)
     return {
         "norms": Work(
-            lambda: engine.device.energies([(grad, split.columns.energies, split.rows.energies)]),
+            lambda: kernels.energies([(grad, split.columns.energies, split.rows.energies)]),
             2 * grad.numel() + vectors,
         ),
-        "gather": Work(lambda: grad.index_select(1, split.important_columns), 4 * important),
+        "gather": Work(lambda: kernels.important(grad, split.important_columns), 4 * important),
         "factors": Work(lambda: make_factors(matrix.fresh._buckets[0], [split]), 6 * vectors),
-        "fresh step": Work(lambda: matrix.fresh._move(split, grad), 6 * grad.numel()),
-        "pack": Work(_packing(matrix), 4 * deferred),
+        "fresh step": Work(lambda: kernels.move(*moving), 6 * grad.numel()),
+        "pack": Work(_packing(matrix, moves=False), 4 * deferred),
+        "fresh step and pack": Work(_packing(matrix, moves=True), 6 * grad.numel() + 2 * deferred),
         "land": Work(*_landing(matrix)),
         "AdamW of columns": Work(_updating(matrix), 28 * important),
     }
 
 
-IMPLEMENTATIONS: Mapping[str, Parts] = {"torch": torch_parts}
-"""Implementations of the pass by name. All return parts of the same names, so that they stand side
-by side."""
-
-
-def _packing(matrix: Matrix) -> Callable[[], None]:
+def _packing(matrix: Matrix, *, moves: bool) -> Callable[[], None]:
     """Return a function that packs all deferred columns into the ring, piece after piece."""
+    kernels, split = matrix.kernels, matrix.split
+    move = matrix.fresh._factors(split)
+    in_pack = move if moves and kernels.moves_while_packing else None
     jobs = [
-        PackJob.of(block, matrix.grad, block.host.staging)
-        for block in matrix.split.blocks
+        PackJob.of(block, matrix.grad, block.host.staging, in_pack)
+        for block in split.blocks
         if block.shape.num_deferred
     ]
 
     def run() -> None:
+        if moves and in_pack is None:
+            kernels.move(split.weight(), matrix.grad, split.deferred_columns, move)
         matrix.ring.restart()
         for piece in matrix.ring.pieces(jobs):
             matrix.ring.pack(piece)
@@ -142,35 +153,34 @@ def _landing(matrix: Matrix) -> tuple[Callable[[], Any], float]:
 
     What comes from the host is on the device already: the link is measured elsewhere.
     """
-    split, engine = matrix.split, matrix.engine
+    split = matrix.split
     count = max(1, matrix.num_deferred // 4)
     columns = split.deferred_columns[:count]
     values = split.weight().t().index_select(0, columns)
     gradient = matrix.grad.t().index_select(0, columns)
-    matrix.fresh._moving.add(split)
-    late = matrix.fresh.late(split, gradient, is_packed=True)
-    arrival = Arrival(values, columns, split.weight(), late)
+    late = LateGradient(gradient, is_packed=True, move=matrix.fresh._factors(split))
     num_bytes = 3 * values.nbytes  # the values and the gradient in, the weights out
-    return lambda: engine.device.unpack([arrival], engine.device.mark()), num_bytes
+    return lambda: matrix.kernels.land(values, columns, split.weight(), late), num_bytes
 
 
 def _updating(matrix: Matrix) -> Callable[[], None]:
     """Return a function that steps the important columns and writes their weights."""
     split, device = matrix.split, matrix.grad.device
-    gradients = StepGradients(
-        important={split: matrix.grad.index_select(1, split.important_columns)}
-    )
-    factor = torch.ones((), device=device)
-    values = matrix.engine.device.to_host(factor)
-    measured = Measured(factor=factor, norm=factor, is_scaling=True, values=values)
+    columns = split.important_columns
+    gradient = matrix.kernels.important(matrix.grad, columns)
+    members = [Member(split.weight(), columns, gradient)]
+    state = split.bank.part(split.bank_first, split.bank_last)
     hyper = Hyper(1e-4, 0.9, 0.999, 1e-8, 0.01)
-    return lambda: _update_run(split.bank, [split], gradients, hyper, measured)
+    factor = torch.ones((), device=device)
+    return lambda: matrix.kernels.update(state, members, hyper, factor)
 
 
 @contextmanager
-def laid_out(shape: tuple[int, int], device: torch.device) -> Iterator[Matrix]:
+def laid_out(
+    shape: tuple[int, int], device: torch.device, kernels: KernelChoice
+) -> Iterator[Matrix]:
     """Yield a matrix under the engine's care; its threads end behind it."""
-    matrix = Matrix(shape, device)
+    matrix = Matrix(shape, device, kernels)
     try:
         yield matrix
     finally:
@@ -215,9 +225,10 @@ def copy_rate(device: torch.device, num_bytes: int) -> float:
 def measure(shape: tuple[int, int], device: torch.device, rate: float) -> list[dict[str, Any]]:
     """Return a row for each part and implementation, on a matrix of this shape (O, I)."""
     rows = []
-    for name, parts in IMPLEMENTATIONS.items():
-        with laid_out(shape, device) as matrix:
-            for part, work in parts(matrix).items():
+    runs_triton = not reason_against_triton(device)
+    for name in IMPLEMENTATIONS if runs_triton else IMPLEMENTATIONS[:1]:
+        with laid_out(shape, device, name) as matrix:
+            for part, work in parts_of(matrix).items():
                 seconds = seconds_of(work.run, device)
                 speed = work.num_bytes / seconds
                 rows.append(
@@ -239,12 +250,12 @@ def table(rows: Sequence[Mapping[str, Any]], rate: float) -> str:
     """Return a line for each row."""
     lines = [
         f"a plain copy: {rate / 1e9:.0f} GB/s, read and written",
-        f"{'part':<18}{'by':<8}{'shape':>16}{'ms':>9}{'GB/s':>8}{'of copy':>9}{'ms/1e9':>10}",
+        f"{'part':<21}{'by':<8}{'shape':>16}{'ms':>9}{'GB/s':>8}{'of copy':>9}{'ms/1e9':>10}",
     ]
     for row in rows:
         shape = " x ".join(map(str, row["shape"]))
         lines.append(
-            f"{row['part']:<18}{row['implementation']:<8}{shape:>16}{1e3 * row['seconds']:>9.3f}"
+            f"{row['part']:<21}{row['implementation']:<8}{shape:>16}{1e3 * row['seconds']:>9.3f}"
             f"{row['bytes_per_second'] / 1e9:>8.0f}{row['share_of_copy']:>9.2f}"
             f"{1e12 * row['seconds_per_parameter']:>10.2f}"
         )

@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -150,14 +149,10 @@ class Sums:
                 self.read[staged.step, staged.values.data_ptr()] = total
             return adam_step(staged)
 
-        def came(device: CudaDevice, arrival: Arrival, stream: Any) -> Tensor:
+        def came(device: CudaDevice, arrival: Arrival) -> Tensor:
             before = _sum_of(arrival.values)
-            values = arrived(device, replace(arrival, late=None), stream)
+            values = arrived(device, arrival)
             self.uploads.append((before, _sum_of(values)))
-            if arrival.late is not None:
-                arrival.late.move_on(values, arrival.columns)
-                if not arrival.late.is_packed:
-                    device._runtime.keep(arrival.late.rows, stream)
             return values
 
         with ExitStack() as stack:

@@ -47,6 +47,7 @@ from sim.memory.need import memory_of
 from sim.simulate import Strategy
 from zenflow import Timeline, ZenFlowAdamW, ZenFlowConfig
 from zenflow.config import PRESETS
+from zenflow.device.kernels.choice import KernelChoice
 from zenflow.host import kernel
 
 RELEASE, KEEP = "release", "keep"
@@ -65,6 +66,7 @@ class Run:
     preset: str
     mode: str = RELEASE
     knobs: Mapping[str, Any] = field(default_factory=dict)
+    kernels: KernelChoice = "auto"
 
     def config(self, options: Namespace) -> ZenFlowConfig:
         """Return the configuration under a command's options."""
@@ -79,6 +81,7 @@ RUNS = (
     Run("zenflow, S 2", "zenflow", knobs={"update_interval": 2}),
     Run("zenflow, S 16", "zenflow", knobs={"update_interval": 16}),
     Run("zenflow, keep", "zenflow", KEEP),
+    Run("zenflow, torch's kernels", "zenflow", kernels="torch"),
     Run(DRIFT, "on_device"),
 )
 ALL_DEFERRED = Run("zenflow, k 0", "zenflow", knobs={"topk_ratio": 0.0})
@@ -105,6 +108,7 @@ def measure(bench: Bench, run: Run, num_left: int) -> tuple[dict[str, Any], Time
         offload_gradients="release" if run.mode == RELEASE else "keep",
         max_grad_norm=CLIP_NORM if run.mode == RELEASE else None,
         host_threads=bench.options.host_threads,
+        kernels=run.kernels,
         timeline_steps=TRACED_STEPS,
     )
     try:
@@ -122,6 +126,7 @@ def measure(bench: Bench, run: Run, num_left: int) -> tuple[dict[str, Any], Time
             "name": run.name,
             "preset": run.preset,
             "mode": run.mode,
+            "kernels": optimizer._running.device.kernels.name,
             "config": config.to_dict(),
             "setup_seconds": made,
             "first_timed_step": timed.first,

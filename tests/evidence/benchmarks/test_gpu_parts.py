@@ -59,8 +59,8 @@ def test_one_wrong_bit_is_noticed_and_its_place_told(place, monkeypatch):
         once(jobs[0][1])
         return spans
 
-    def came(device, *rest):
-        values = arrived(device, *rest)
+    def came(*given):
+        values = arrived(*given)
         once(values)
         return values
 
@@ -85,13 +85,15 @@ def test_a_wrong_byte_fails_the_command(monkeypatch, tmp_path):
     assert json.loads((tmp_path / "figures.json").read_text())["wrong bytes"] == 1
 
 
-def test_parts_of_the_pass_do_their_work_where_a_gpu_would():
-    with played_gpu(), torch.no_grad(), device_pass.laid_out((96, 64), CPU) as matrix:
-        parts = device_pass.torch_parts(matrix)
+@pytest.mark.parametrize("kernels", device_pass.IMPLEMENTATIONS)
+def test_parts_of_the_pass_do_their_work_where_a_gpu_would(kernels):
+    with played_gpu(), torch.no_grad(), device_pass.laid_out((96, 64), CPU, kernels) as matrix:
+        parts = device_pass.parts_of(matrix)
         split, grad = matrix.split, matrix.grad
         parts["norms"].run()
         before = split.weight().clone()
-        assert torch.equal(parts["gather"].run(), grad[:, split.important_columns])
+        gathered, chosen = parts["gather"].run(), grad[:, split.important_columns]
+        assert torch.equal(gathered, chosen if kernels == "torch" else chosen.t())
         packed = []
         pack = matrix.ring.pack
         matrix.ring.pack = lambda *given: packed.extend(
@@ -104,6 +106,7 @@ def test_parts_of_the_pass_do_their_work_where_a_gpu_would():
         for name, columns in (
             ("land", split.deferred_columns[: matrix.num_deferred // 4]),
             ("fresh step", split.deferred_columns),
+            ("fresh step and pack", split.deferred_columns),
             ("AdamW of columns", split.important_columns),
         ):
             before = split.weight().clone()
@@ -114,20 +117,20 @@ def test_parts_of_the_pass_do_their_work_where_a_gpu_would():
         assert all(work.num_bytes > 0 for work in parts.values())
 
 
-def test_two_implementations_of_the_pass_stand_side_by_side(monkeypatch):
-    both = {"torch": device_pass.torch_parts, "other": device_pass.torch_parts}
-    monkeypatch.setattr(device_pass, "IMPLEMENTATIONS", both)
-    rows = device_pass.measure((64, 96), CPU, rate=1e9)
-    assert [row["implementation"] for row in rows] == ["torch"] * 7 + ["other"] * 7
+def test_two_implementations_of_the_pass_stand_side_by_side():
+    with played_gpu():
+        rows = device_pass.measure((64, 96), CPU, rate=1e9)
+    assert [row["implementation"] for row in rows] == ["torch"] * 8 + ["triton"] * 8
     assert all(row["share_of_copy"] == row["bytes_per_second"] / 1e9 for row in rows)
-    assert "pack, other, 64 x 96, GB/s" in device_pass.shown_figures(rows, (64, 96))
+    assert "pack, triton, 64 x 96, GB/s" in device_pass.shown_figures(rows, (64, 96))
 
 
 def test_the_pass_leaves_its_record_its_figures_and_a_table(tmp_path):
     assert device_pass.main(["--smoke", "--out", str(tmp_path)]) == 0
     record = json.loads((tmp_path / "record.json").read_text())
-    parts = {row["part"] for row in record["rows"]}
+    parts = {(row["part"], row["implementation"]) for row in record["rows"]}
     assert len(record["rows"]) == len(parts) * len(device_pass.SMALL_SHAPES)
+    assert {name for _, name in parts} == set(device_pass.IMPLEMENTATIONS)
     assert {"hardware", "versions", "commit"} <= record.keys()
     assert json.loads((tmp_path / "figures.json").read_text())
     assert (tmp_path / "table.txt").is_file()

@@ -161,17 +161,19 @@ def test_a_backward_that_is_late_on_the_device_changes_no_bit(rule, mode, late_c
 
 @pytest.mark.parametrize("mode", MODES)
 def test_memory_that_is_used_anew_at_once_changes_no_bit(mode, late_copies):
-    """With no memory to spare, a freed gradient's place is the next one's."""
+    """With little memory to spare, a freed gradient's place is the next one's."""
     wide = {"num_layers": 6, "width": 512}
     rule = ZenFlowConfig(update_interval=2, select_interval=3)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     expected = train(rule, mode, drains=True, **wide)
-    peak, total = torch.cuda.max_memory_reserved(), torch.cuda.mem_get_info()[1]
+    # What a step that nothing drains holds longer: a segment of large tensors, two of small ones.
+    spare = (20 + 2 * 2) * 2**20
+    peak, total = torch.cuda.max_memory_reserved() + spare, torch.cuda.mem_get_info()[1]
     torch.cuda.empty_cache()
     late_copies()
     try:
-        torch.cuda.set_per_process_memory_fraction(min(1.0, 1.02 * peak / total))
+        torch.cuda.set_per_process_memory_fraction(min(1.0, peak / total))
         assert_equal(train(rule, mode, **wide), expected)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
@@ -230,6 +232,7 @@ def refused_waits():
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("mode", MODES)
 def test_no_step_waits_for_the_device_by_an_operation(mode):
     """Neither `item()`, nor `nonzero`, nor a copy from pageable memory, in any thread."""

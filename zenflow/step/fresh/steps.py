@@ -27,6 +27,7 @@ it, in C and R too; at the end of the step these take the right one.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 
 import torch
@@ -38,10 +39,10 @@ from zenflow.columns.layout import (
     Layout,
     SplitParam,
 )
-from zenflow.device.base import AbstractDevice, LateGradient
+from zenflow.device.base import AbstractDevice
+from zenflow.device.kernels.base import FreshMove, LateGradient
 from zenflow.rule.calendar import WindowCalendar
 from zenflow.rule.momentum import fresh_share
-from zenflow.rule.sizes import FRESH_ELEMENTS
 from zenflow.step.fresh.factors import (
     ColumnTerms,
     FreshVectors,
@@ -67,6 +68,8 @@ class FreshSteps:
         layout: Layout,
         calendar: WindowCalendar,
         device: AbstractDevice,
+        *,
+        packs: bool = False,
     ) -> None:
         """Start with no step.
 
@@ -74,7 +77,9 @@ class FreshSteps:
             layout: Places of all parameters.
             calendar: When windows end and land.
             device: Owner of the weights.
+            packs: Whether compute packs all deferred columns, in every step.
         """
+        self._moves_in_pack = packs and device.kernels.moves_while_packing
         self._layout = layout
         self._calendar = calendar
         self._device = device
@@ -103,11 +108,6 @@ class FreshSteps:
         stays = self._of_columns.stays.split(widths.tolist())
         self._stays = dict(zip(layout.splits, stays, strict=True))
         self._buckets = self._cut()
-        # Views of vectors that stay: to make them costs the interpreter as much as to use them.
-        self._row_parts = {
-            split: split.rows.fresh_factors.unsqueeze(1).split(_height(split))
-            for split in layout.splits
-        }
 
     def _cut(self) -> list[FreshVectors]:
         """Cut the vectors into buckets' parts; the parameters of a bucket are neighbours."""
@@ -146,7 +146,7 @@ class FreshSteps:
         self._has_factors = False
         self._rates: dict[SplitParam, float] = {}
         self._moving: set[SplitParam] = set()
-        self._landing: set[SplitParam] = set()
+        self._landing: set[Block] = set()
         by_block, by_split = [], []
         known: dict[tuple[int, int], tuple[float, float, tuple[float, float]]] = {}
         next_due = self._calendar.next_due
@@ -163,7 +163,7 @@ class FreshSteps:
                 if share:
                     self._moving.add(split)
                 if is_landing := lands(block, step.number):
-                    self._landing.add(split)
+                    self._landing.add(block)
                 by_block.append((gain / split.whole_rows, share, *decay, float(not is_landing)))
         self._spread(by_block, by_split)
 
@@ -204,7 +204,21 @@ class FreshSteps:
         if moving and not self._has_factors:
             make_factors(self._buckets[bucket.index], moving)
         for split in moving:
-            self._move(split, grads[split])
+            if not self._is_moved_in_pack(split):
+                self._move(split, grads[split])
+
+    def _is_moved_in_pack(self, split: SplitParam) -> bool:
+        return self._moves_in_pack and split.part.is_whole
+
+    def move_in_pack(self, block: Block) -> FreshMove | None:
+        """Return the fresh step to take while a block is packed, after `apply`; None for none."""
+        split = block.split
+        if split not in self._moving or block in self._landing:
+            return None
+        return self._factors(split) if self._is_moved_in_pack(split) else None
+
+    def _factors(self, split: SplitParam) -> FreshMove:
+        return FreshMove(split.columns.fresh_factors, split.rows.fresh_factors, self._rates[split])
 
     def prepare(self, present: Collection[SplitParam]) -> None:
         """Compute all buckets' factors at once, in place of `apply`; all gradients are measured.
@@ -223,17 +237,11 @@ class FreshSteps:
         self._has_factors = True
 
     def _move(self, split: SplitParam, grad_OI: Tensor) -> None:
-        column_factors, row_parts = split.columns.fresh_factors, self._row_parts[split]
-        if split in self._landing:
-            column_factors = column_factors * self._stays[split]
-        weight_OI, rate = split.weight(), self._rates[split]
-        if len(row_parts) == 1:
-            weight_OI.addcmul_(grad_OI * column_factors, row_parts[0], value=-rate)
-            return
-        height = _height(split)
-        parts = zip(weight_OI.split(height), grad_OI.split(height), row_parts, strict=True)
-        for weight, grad, row_factors in parts:
-            weight.addcmul_(grad * column_factors, row_factors, value=-rate)
+        move = self._factors(split)
+        if any(block in self._landing for block in split.blocks):
+            move = replace(move, column_factors=move.column_factors * self._stays[split])
+        columns = split.deferred_columns
+        self._device.kernels.move(split.weight(), grad_OI, columns, move)
 
     def late(self, split: SplitParam, rows: Tensor, *, is_packed: bool) -> LateGradient | None:
         """Return the gradient whose fresh step landing columns still need, after `apply`.
@@ -246,8 +254,9 @@ class FreshSteps:
         """
         if split not in self._moving:
             return None
-        factors = split.columns.fresh_factors, split.part.of(split.rows.fresh_factors)
-        return LateGradient(rows, is_packed, *factors, self._rates[split])
+        move = self._factors(split)
+        own = replace(move, row_factors=split.part.of(move.row_factors))
+        return LateGradient(rows, is_packed, own)
 
     def finish(self, step: Step, factor: Tensor) -> None:
         """Update the second moments C and R by a step that is taken.
@@ -282,8 +291,3 @@ class FreshSteps:
             split.num_steps += 1
         scale = step.inverse_scale
         self.clip = factor / scale if scale != 1.0 else factor.clone()
-
-
-def _height(split: SplitParam) -> int:
-    """Return the number of rows that are moved at once."""
-    return max(1, FRESH_ELEMENTS // split.num_columns)

@@ -133,11 +133,12 @@ class GradientCollector:
         new = {split: grad for split, grad in waiting.items() if split not in important}
         if not new:
             return
-        self.device.energies(
+        kernels = self.device.kernels
+        kernels.energies(
             [(grad, split.columns.energies, split.rows.energies) for split, grad in new.items()]
         )
         for split, grad_OI in new.items():
-            important[split] = grad_OI.index_select(1, split.important_columns)
+            important[split] = kernels.important(grad_OI, split.important_columns)
             if self.sketch is not None:
                 self.sketch.take(split, grad_OI)
 
@@ -196,7 +197,12 @@ class GradientCollector:
         }
         own = {split: split.part.of(grad) for split, grad in grads.items()}
         jobs = [
-            PackJob.of(block, own[block.split], gradient.values)
+            PackJob.of(
+                block,
+                own[block.split],
+                gradient.values,
+                None if self.fresh is None else self.fresh.move_in_pack(block),
+            )
             for block, gradient in staged.items()
         ]
         device = self.device

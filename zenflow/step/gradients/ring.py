@@ -18,6 +18,7 @@ from torch import Tensor
 from zenflow.columns.byte_memory import ByteMemory
 from zenflow.columns.layout import Block
 from zenflow.device.base import AbstractDevice
+from zenflow.device.kernels.base import FreshMove
 from zenflow.lanes.lease import Lease
 from zenflow.rule.sizes import PIECES, aligned, ring_bytes
 
@@ -42,20 +43,26 @@ class PackJob:
     """Bytes of the columns on this rank."""
     slot_bytes: int
     """Bytes of the slot in the ring, as many on every rank, so that all ranks cut alike."""
+    move: FreshMove | None
+    """Fresh step to take while the columns are packed; None for none."""
 
     @classmethod
-    def of(cls, block: Block, grad: Tensor, host: Tensor) -> PackJob:
+    def of(
+        cls, block: Block, grad: Tensor, host: Tensor, move: FreshMove | None = None
+    ) -> PackJob:
         """Return the job for all of a block's deferred columns, without a view, which costs time.
 
         Args:
             block: The block.
             grad: Gradient of its parameter, (O, I).
             host: Host's buffer of all its deferred columns, (D, O).
+            move: Fresh step to take on the way; None for none.
         """
         count, num_rows = block.host_shape
         num_bytes = count * num_rows * host.itemsize
         slot_bytes = count * block.split.part.most * host.itemsize
-        return cls(block, grad, block.deferred_columns, host, 0, count, num_bytes, slot_bytes)
+        columns = block.deferred_columns
+        return cls(block, grad, columns, host, 0, count, num_bytes, slot_bytes, move)
 
     def part(self, low: int, high: int) -> PackJob:
         """Return a whole job's part for columns low..high-1."""
@@ -63,7 +70,8 @@ class PackJob:
             whole // self.high * (high - low) for whole in (self.num_bytes, self.slot_bytes)
         )
         columns, host = self.columns[low:high], self.host[low:high]
-        return PackJob(self.block, self.grad, columns, host, low, high, num_bytes, slot_bytes)
+        sizes = num_bytes, slot_bytes
+        return PackJob(self.block, self.grad, columns, host, low, high, *sizes, self.move)
 
 
 class GradientRing:
@@ -125,7 +133,8 @@ class GradientRing:
         for job in piece:
             shape = job.high - job.low, job.block.split.num_host_rows
             room = self._memory.matrix(at, shape, job.host.dtype)
-            torch.index_select(job.grad.t(), 0, job.columns, out=room)
+            weight = None if job.move is None else job.block.split.weight()
+            self._device.kernels.pack(job.grad, job.columns, room, weight, job.move)
             packed.append((room, job.host))
             at += aligned(job.slot_bytes)
         self._next = at

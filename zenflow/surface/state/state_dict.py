@@ -10,6 +10,7 @@ trainers that copy a new optimizer's state to the GPU copy nothing.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,8 @@ from zenflow.surface.state.restart import end_windows, restart, take_weights
 if TYPE_CHECKING:
     from zenflow.step.engine import Engine
     from zenflow.surface.weights import Weights
+
+_log = logging.getLogger(__name__)
 
 
 def add_engine_state(
@@ -88,6 +91,7 @@ def _engine_state(engine: Engine) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "config": engine.config.to_dict(),
+        "kernels": engine.device.kernels.name,
         "signature": signature(engine.layout.places),
         "step": engine.step,
         "topk_ratio": engine.layout.topk_ratio,
@@ -130,6 +134,7 @@ def load_engine_state(
     """
     with engine.layout.shares.all_or_none():
         check_state(engine, order, state_dict, saved)
+        _tell_of_kernels(engine, saved)
         engine.decisions.controller.load_state_dict(saved["controller"])  # first: it may refuse
     is_started = has_steps(state_dict, saved)
     if not is_started:
@@ -160,6 +165,18 @@ def load_engine_state(
                 of_block |= _rows_that_land(place, state_dict["state"][key], saved)
         _load_landings(engine, saved["landings"], of_block)
         weights.restore()
+
+
+def _tell_of_kernels(engine: Engine, saved: Mapping[str, Any]) -> None:
+    """Say that a run goes on with other kernels; states of earlier versions know none."""
+    before, own = saved.get("kernels"), engine.device.kernels.name
+    if before is not None and before != own:
+        _log.warning(
+            "the state was saved by a run with kernels=%r, and goes on with %r: results differ "
+            "from that run's by rounding",
+            before,
+            own,
+        )
 
 
 def _load_params(

@@ -110,12 +110,12 @@ def _finetune(place: Place) -> list[str]:
 CALLS: Mapping[int, tuple[Part, ...]] = {
     1: (
         Part(name="environment", limit=30, command=_benchmark("environment")),
-        Part(name="tests", limit=200, command=_tests("gpu and not slow"), needs=_TESTING),
+        Part(name="tests", limit=160, command=_tests("gpu and not slow"), needs=_TESTING),
         Part(name="given", limit=60, command=_benchmark("given"), host_gib=34),
         Part(
             name="presets-1b",
             needs=_SIMULATOR,
-            limit=160,
+            limit=220,
             command=_series(
                 "1b-short", ("torch_fused", "on_device", "zenflow", "zero_offload"), "--steps 24"
             ),
@@ -124,7 +124,7 @@ CALLS: Mapping[int, tuple[Part, ...]] = {
         Part(name="device_pass", limit=40, command=_benchmark("device_pass"), host_gib=12),
         Part(
             name="races",
-            limit=90,
+            limit=70,
             command=_tests("gpu and slow", "--race-steps", "150"),
             needs=_TESTING,
         ),

@@ -1,0 +1,220 @@
+"""Triton's kernels against float64 and torch's, interpreted where there is no GPU."""
+
+import contextlib
+import itertools
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from evidence.benchmarks.interpreter.played_gpu import played_gpu
+from tests.models import TinyStack, assert_equal, closing, weights_of
+from tests.zenflow import test_reference as reference
+from tests.zenflow.step import test_timing as timing
+from zenflow import ZenFlowAdamW
+from zenflow.device.kernels import choice
+from zenflow.device.kernels.base import ColumnState, FreshMove, LateGradient, Member
+from zenflow.device.kernels.choice import kernels_for, reason_against_triton
+from zenflow.device.kernels.torch_kernels import TorchKernels
+from zenflow.rule.adamw import Hyper
+from zenflow.surface import assembly
+
+pytest.importorskip("triton", reason="needs triton: pip install triton")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SHAPES = [(1, 5), (5, 1), (7, 33), (65, 130)]
+"""One row, one column, less than a tile, and more than one in both directions."""
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+EVERY = pytest.mark.parametrize(("shape", "dtype"), [*itertools.product(SHAPES, DTYPES)], ids=str)
+UNIT = {torch.float32: 2**-23, torch.bfloat16: 2**-7, torch.float16: 2**-10}
+"""Largest relative error of a result in this dtype; the interpreter cuts off, a GPU rounds."""
+
+
+@pytest.fixture
+def kernels():
+    from zenflow.device.kernels.triton_kernels import TritonKernels
+
+    return TritonKernels(DEVICE)
+
+
+class Matrix:
+    """A weight and a gradient with odd strides, and columns that are deferred or important."""
+
+    def __init__(self, shape, dtype, *, seed=0):
+        draw = torch.Generator(DEVICE).manual_seed(seed)
+
+        def normal(*size):
+            return torch.randn(*size, generator=draw, device=DEVICE).to(dtype)
+
+        rows, columns = shape
+        self.weight = normal(rows, columns + 3)[:, 1:-2]
+        self.grad = normal(columns, rows).t()
+        order = torch.randperm(columns, generator=draw, device=DEVICE)
+        self.important, self.deferred = (
+            part.sort().values for part in order.split([columns // 3, columns - columns // 3])
+        )
+        factors = (torch.rand(n, generator=draw, device=DEVICE) for n in (columns, rows))
+        self.move = FreshMove(*factors, rate=0.3)
+        self.arrived = normal(len(self.deferred), rows)
+
+    def moved(self, values, grad, columns, rate):
+        """Return values (D, O) with the fresh step by a gradient (D, O), in float64."""
+        of_columns = self.move.column_factors[columns].double()[:, None]
+        return values.double() - rate * grad.double() * of_columns * self.move.row_factors.double()
+
+
+def assert_near(actual, expected, dtype, terms=1.0):
+    """Compare with a result in float64, of terms that are this large."""
+    error = (actual.double() - expected).abs()
+    limit = UNIT[dtype] * (expected.abs() + terms) + 4 * UNIT[torch.float32] * terms
+    assert (error <= limit).all(), error.max()
+
+
+@EVERY
+def test_squares_add_up_by_column_and_by_row(kernels, shape, dtype):
+    grad = Matrix(shape, dtype).grad
+    columns, rows = (torch.full((n,), -1.0, device=DEVICE) for n in reversed(shape))
+    kernels.energies([(grad, columns, rows)])
+    for found, dim in ((columns, 0), (rows, 1)):
+        torch.testing.assert_close(found.double(), grad.double().square().sum(dim), rtol=1e-6,
+                                   atol=0.0)  # fmt: skip
+    alone = torch.full_like(columns, -1.0)
+    kernels.energies([(grad, alone, rows[:0])])
+    assert_equal([alone], [columns], "without rows")
+
+
+def test_strips_of_many_tiles_add_up_too(kernels, monkeypatch):
+    from zenflow.device.kernels import triton_kernels
+
+    monkeypatch.setattr(triton_kernels, "_MOST_PROGRAMS", 2)
+    grad = Matrix((700, 130), torch.float32).grad
+    columns, rows = torch.zeros(130, device=DEVICE), torch.zeros(700, device=DEVICE)
+    kernels.energies([(grad, columns, rows)])
+    torch.testing.assert_close(columns.double(), grad.double().square().sum(0), rtol=1e-6, atol=0)
+    torch.testing.assert_close(rows.double(), grad.double().square().sum(1), rtol=1e-6, atol=0)
+
+
+@EVERY
+@pytest.mark.parametrize("way", ["packs", "moves", "both"])
+def test_columns_are_packed_and_their_weights_moved(kernels, shape, dtype, way):
+    m = Matrix(shape, dtype)
+    before, deferred = m.weight.clone(), m.deferred
+    packed = torch.full((len(deferred), shape[0]), 7.0, dtype=dtype, device=DEVICE)
+    if way == "packs":
+        kernels.pack(m.grad, deferred, packed)
+    elif way == "moves":
+        kernels.move(m.weight, m.grad, deferred, m.move)
+    else:
+        kernels.pack(m.grad, deferred, packed, m.weight, m.move)
+    rows = m.grad.t()[deferred]
+    assert_equal([packed], [torch.full_like(rows, 7.0) if way == "moves" else rows])
+    assert_equal([m.weight[:, m.important]], [before[:, m.important]], "important columns")
+    expected = before.t()[deferred].double()
+    if way != "packs":
+        expected = m.moved(expected, rows, deferred, m.move.rate)
+    assert_near(m.weight.t()[deferred], expected, dtype)
+    assert_equal([kernels.important(m.grad, m.important)], [m.grad.t()[m.important]])
+
+
+@EVERY
+@pytest.mark.parametrize("newer", ["none", "packed", "whole"])
+def test_rows_land_with_the_fresh_step_of_a_late_gradient(kernels, shape, dtype, newer):
+    m = Matrix(shape, dtype)
+    before, deferred, rows = m.weight.clone(), m.deferred, m.grad.t()[m.deferred]
+    late = {
+        "none": None,
+        "packed": LateGradient(rows, is_packed=True, move=m.move),
+        "whole": LateGradient(m.grad.t(), is_packed=False, move=m.move),
+    }[newer]
+    kernels.land(m.arrived.clone(), deferred, m.weight, late)
+    rate = 0.0 if late is None else m.move.rate
+    assert_near(m.weight.t()[deferred], m.moved(m.arrived, rows, deferred, rate), dtype)
+    assert_equal([m.weight[:, m.important]], [before[:, m.important]], "other columns")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_important_columns_take_torchs_step_at_counts_of_their_own(kernels, dtype, scaled):
+    """Two matrices share a bank; what is left of them and of it stays as it is."""
+    matrices = [Matrix((65, 130), dtype, seed=1), Matrix((65, 7), dtype, seed=2)]
+    of_torch, hyper = TorchKernels(), Hyper(1e-2, 0.9, 0.999, 1e-8, 0.1)
+    factor = torch.tensor(0.7, device=DEVICE) if scaled else None
+    results = []
+    for own in (kernels, of_torch):
+        count = sum(len(m.important) for m in matrices)
+        draw = torch.Generator(DEVICE).manual_seed(3)
+        master, mean, square = (
+            torch.rand(count, 65, generator=draw, device=DEVICE) for _ in range(3)
+        )
+        step = torch.arange(count, device=DEVICE) % 5
+        weights = [m.weight.clone() for m in matrices]
+        members = [
+            Member(weight, m.important, own.important(m.grad, m.important))
+            for weight, m in zip(weights, matrices, strict=True)
+        ]
+        own.update(ColumnState(master, mean, square, step), members, hyper, factor)
+        results.append(([master, mean, square], [step], weights))
+    (state, step, weights), (state_of_torch, step_of_torch, weights_of_torch) = results
+    for ours, theirs in zip(state, state_of_torch, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+    assert_equal(step, step_of_torch)
+    for m, ours, theirs in zip(matrices, weights, weights_of_torch, strict=True):
+        assert_near(ours, theirs.double(), dtype)
+        assert_equal([ours[:, m.deferred]], [m.weight[:, m.deferred]])
+
+
+@contextlib.contextmanager
+def on_triton():
+    """Let all optimizers take a GPU's way, with Triton's kernels."""
+
+    def chosen(_, device, of_torch):
+        return kernels_for("triton", device, of_torch)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(assembly, "kernels_for", chosen))
+        if DEVICE.type == "cpu":
+            stack.enter_context(played_gpu())
+        yield
+
+
+@pytest.mark.parametrize("mode", ["keep", "release"])
+@settings(max_examples=4, deadline=None)
+@given(scenario=reference.scenarios())
+def test_an_engine_with_these_kernels_follows_the_reference(mode, scenario):
+    with on_triton():
+        reference.check_scenario(scenario, mode, device=DEVICE.type)
+
+
+@on_triton()
+def test_equal_runs_give_equal_bits_in_either_mode():
+    results = []
+    for mode in ("keep", "release", "release"):
+        model = TinyStack().to(DEVICE)
+        clips = {"offload_gradients": mode, "max_grad_norm": 0.3}
+        config = timing.config_of("S 3")
+        with closing(ZenFlowAdamW(model.parameters(), config=config, **clips)) as optimizer:
+            for step in range(8):
+                model.loss(step).backward()
+                optimizer.step()
+            optimizer.eval()
+            results.append(weights_of(model))
+    assert_equal(results[1], results[0], "release mode")
+    assert_equal(results[2], results[1], "again")
+
+
+def test_kernels_are_chosen_by_device_and_what_can_not_run_says_why(monkeypatch):
+    of_torch, cpu = TorchKernels(), torch.device("cpu")
+    assert kernels_for("auto", cpu, of_torch) is kernels_for("torch", cpu, of_torch) is of_torch
+    monkeypatch.setattr(choice.importlib.util, "find_spec", lambda name: None)
+    reason_against_triton.cache_clear()
+    try:
+        with pytest.raises(ValueError, match="package triton is not installed"):
+            kernels_for("triton", cpu, of_torch)
+    finally:
+        monkeypatch.undo()
+        reason_against_triton.cache_clear()
+
+
+def test_a_name_of_no_kernels_is_refused():
+    with pytest.raises(ValueError, match="kernels must be one of auto, triton, torch, got 'fast'"):
+        ZenFlowAdamW(TinyStack().parameters(), kernels="fast")

@@ -1,0 +1,1 @@
+"""Kernels of the engine's own pass over gradients and weights on a device."""

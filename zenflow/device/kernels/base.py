@@ -1,0 +1,153 @@
+"""Interface of the kernels: what one pass over a step's gradients and weights consists of."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from zenflow.rule.adamw import Hyper
+
+
+@dataclass(frozen=True, slots=True)
+class FreshMove:
+    """Factors of one matrix's fresh step: w_ij <- w_ij - rate g_ij column_j row_i."""
+
+    column_factors: Tensor
+    """Factor on each column, (I,), float32."""
+    row_factors: Tensor
+    """Factor on each row, (O,), float32."""
+    rate: float
+    """Factor on all elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class LateGradient:
+    """A gradient that is newer than an update, which is applied when the update arrives."""
+
+    rows: Tensor
+    """Columns of the gradient as rows: (I, O), or (D, O) where they are the arriving ones."""
+    is_packed: bool
+    """Whether `rows` are the arriving columns alone, in their order."""
+    move: FreshMove
+    """Fresh step by this gradient; its rows are those that the arriving columns have."""
+
+    def move_on(self, values_DO: Tensor, columns_D: Tensor) -> None:
+        """Apply the fresh step of this gradient to arriving weights, in place."""
+        move = self.move
+        rows_DO = self.rows if self.is_packed else self.rows.index_select(0, columns_D)
+        factors_D1 = move.column_factors.index_select(0, columns_D).unsqueeze(1)
+        values_DO.addcmul_(rows_DO * factors_D1, move.row_factors, value=-move.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnState:
+    """AdamW's state of some columns, as rows: views that an update writes to."""
+
+    master: Tensor
+    """True weights, (K, O), float32."""
+    exp_avg: Tensor
+    """First moments, (K, O), float32."""
+    exp_avg_sq: Tensor
+    """Second moments, (K, O), float32."""
+    step: Tensor
+    """Number of Adam steps that each row has taken, (K,), int64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A matrix some of whose columns an update of `ColumnState` steps."""
+
+    weight: Tensor
+    """Weight that the stepped columns are written to, (O, I)."""
+    columns: Tensor
+    """Indices of the columns, (K,), int64."""
+    gradient: Tensor
+    """Gradient of these columns, as `DeviceKernels.important` has returned it."""
+
+
+class DeviceKernels(ABC):
+    """Operations on matrices of a device, launched in order on the calling thread's stream.
+
+    Matrices are (O, I): O rows, I columns. A column that leaves for the host, or comes from it, is
+    a row there: (D, O).
+    """
+
+    name: str
+    """Name in settings and saved states."""
+
+    moves_while_packing = False
+    """Whether `pack` can take the fresh step of the columns that it packs."""
+
+    @abstractmethod
+    def energies(self, measured: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
+        """Write the squared norms of each column and each row of some matrices, float32.
+
+        A column's squared norm is ZenFlow's proxy for its importance (arXiv 2505.12242).
+
+        Args:
+            measured: (matrix (O, I), output by column (I,), output by row (O,)) each; the last is
+                empty where nobody asks for rows.
+        """
+
+    @abstractmethod
+    def important(self, grad_OI: Tensor, columns_K: Tensor) -> Tensor:
+        """Return a copy of a gradient's important columns, as `update` takes them."""
+
+    @abstractmethod
+    def move(self, weight_OI: Tensor, grad_OI: Tensor, columns_D: Tensor, move: FreshMove) -> None:
+        """Take the fresh step of a whole matrix.
+
+        Args:
+            weight_OI: The weight.
+            grad_OI: Its gradient.
+            columns_D: All columns whose factor is not 0, int64.
+            move: The factors.
+        """
+
+    @abstractmethod
+    def pack(
+        self,
+        grad_OI: Tensor,
+        columns_D: Tensor,
+        packed_DO: Tensor,
+        weight_OI: Tensor | None = None,
+        move: FreshMove | None = None,
+    ) -> None:
+        """Copy columns of a gradient to rows, and take their fresh step if one is given.
+
+        Args:
+            grad_OI: The gradient.
+            columns_D: Indices of the columns, int64.
+            packed_DO: Output, contiguous.
+            weight_OI: Weight of the fresh step, for `moves_while_packing`.
+            move: Factors of the fresh step; None for none.
+        """
+
+    @abstractmethod
+    def land(
+        self, arrived_DO: Tensor, columns_D: Tensor, weight_OI: Tensor, late: LateGradient | None
+    ) -> None:
+        """Write rows that have come from the host into a weight's columns.
+
+        Args:
+            arrived_DO: The rows, on the device; may be overwritten where a gradient is late.
+            columns_D: Indices of the columns, int64.
+            weight_OI: The weight.
+            late: Gradient whose fresh step the columns still need; None where there is none.
+        """
+
+    @abstractmethod
+    def update(
+        self, state: ColumnState, members: Sequence[Member], hyper: Hyper, factor: Tensor | None
+    ) -> None:
+        """Apply one AdamW step to columns, and write them into their weights.
+
+        Args:
+            state: The columns' state: those of the members, one after another.
+            members: The matrices; all weights have one dtype.
+            hyper: Settings of the step.
+            factor: Factor on the gradients, shape (), float32; None for 1.
+        """

@@ -1,0 +1,171 @@
+"""The kernels of `zenflow.device.kernels.triton_source`, launched: for CUDA devices.
+
+One pass over gradients and weights moves about 13 bytes for each parameter of two bytes, where
+torch's operations move 40.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from zenflow.device.kernels import triton_source
+from zenflow.device.kernels.base import (
+    ColumnState,
+    DeviceKernels,
+    FreshMove,
+    LateGradient,
+    Member,
+)
+from zenflow.rule.adamw import Hyper, row_scales
+
+SQUARES = {"ROWS": 64, "COLUMNS": 128, "num_warps": 4}
+"""Tile of `add_squares`."""
+PARTS = {"PARTS": 64, "WIDTH": 32, "num_warps": 4}
+"""Tile of `add_parts`."""
+TURNED = {"ROWS": 64, "COLUMNS": 64, "num_warps": 4}
+"""Tile of kernels that turn columns into rows, or back."""
+STEPPED = {"ROWS": 64, "COLUMNS": 32, "num_warps": 4}
+"""Tile of `adamw`."""
+_MOST_PROGRAMS = 2048
+"""Number of programs of `add_squares` that fill any device; more of them leave more parts."""
+_EXACT = {"enable_fp_fusion": False}
+"""No fused multiply-add: a result is what its formula says, on every architecture."""
+
+
+class TritonKernels(DeviceKernels):
+    """Triton's kernels, in the calling thread's stream."""
+
+    name = "triton"
+    moves_while_packing = True
+
+    def __init__(self, device: torch.device) -> None:
+        """Bind to a GPU; a CPU serves under Triton's interpreter."""
+        self._device = device
+
+    @staticmethod
+    def is_interpreted() -> bool:
+        """Whether Triton interprets the kernels, on any tensors, and compiles nothing."""
+        return not isinstance(triton_source.land, triton.JITFunction)
+
+    def _here(self) -> AbstractContextManager[Any]:
+        """Return a context in which Triton launches on this device, as torch always does."""
+        return nullcontext() if self._device.type == "cpu" else torch.cuda.device(self._device)
+
+    def energies(self, measured: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
+        """Read each matrix once; a second small kernel adds up its parts."""
+        with self._here():
+            for matrix_OI, columns, rows in measured:
+                _energies(matrix_OI, columns, rows)
+
+    def important(self, grad_OI: Tensor, columns_K: Tensor) -> Tensor:
+        """Return them as rows, (K, O)."""
+        rows_KO = grad_OI.new_empty((len(columns_K), len(grad_OI)))
+        self.pack(grad_OI, columns_K, rows_KO)
+        return rows_KO
+
+    def move(self, weight_OI: Tensor, grad_OI: Tensor, columns_D: Tensor, move: FreshMove) -> None:
+        """Move deferred columns, and touch no other."""
+        self._move_and_pack(grad_OI, columns_D, None, weight_OI, move)
+
+    def pack(
+        self,
+        grad_OI: Tensor,
+        columns_D: Tensor,
+        packed_DO: Tensor,
+        weight_OI: Tensor | None = None,
+        move: FreshMove | None = None,
+    ) -> None:
+        """Read the columns once, for both."""
+        self._move_and_pack(grad_OI, columns_D, packed_DO, weight_OI, move)
+
+    def _move_and_pack(
+        self,
+        grad_OI: Tensor,
+        columns_D: Tensor,
+        packed_DO: Tensor | None,
+        weight_OI: Tensor | None,
+        move: FreshMove | None,
+    ) -> None:
+        num_packed, num_rows = len(columns_D), len(grad_OI)
+        if not num_packed:
+            return
+        factors = (None, None) if move is None else (move.column_factors, move.row_factors)
+        with self._here():
+            triton_source.move_and_pack[_grid(num_packed, num_rows, TURNED)](
+                grad_OI, columns_D, weight_OI, *factors, packed_DO,
+                0.0 if move is None else move.rate, num_packed, num_rows, *grad_OI.stride(),
+                *((0, 0) if weight_OI is None else weight_OI.stride()),
+                MOVES=move is not None, PACKS=packed_DO is not None, **TURNED, **_EXACT,
+            )  # fmt: skip
+
+    def land(
+        self, arrived_DO: Tensor, columns_D: Tensor, weight_OI: Tensor, late: LateGradient | None
+    ) -> None:
+        """Read rows once, and their late gradient, and write columns."""
+        num_arrived, num_rows = arrived_DO.shape
+        if not num_arrived:
+            return
+        newer: tuple[Any, ...] = (None, None, None, 0.0)
+        strides = (0, 0)
+        if late is not None:
+            move = late.move
+            newer = (late.rows, move.column_factors, move.row_factors, move.rate)
+            strides = late.rows.stride()
+        with self._here():
+            triton_source.land[_grid(num_arrived, num_rows, TURNED)](
+                arrived_DO, columns_D, weight_OI, *newer, num_arrived, num_rows,
+                *weight_OI.stride(), *strides, IS_LATE=late is not None,
+                IS_PACKED=late is None or late.is_packed, **TURNED, **_EXACT,
+            )  # fmt: skip
+
+    def update(
+        self, state: ColumnState, members: Sequence[Member], hyper: Hyper, factor: Tensor | None
+    ) -> None:
+        """Step each member's rows by one kernel."""
+        state.step.add_(1)
+        step_size, denom_scale = row_scales(state.step, hyper)
+        kept, rest1 = 1.0 - hyper.lr * hyper.weight_decay, 1.0 - hyper.beta1
+        vectors = (state.master, state.exp_avg, state.exp_avg_sq, step_size, denom_scale)
+        counts = [len(member.columns) for member in members]
+        with self._here():
+            for member, count, *parts in zip(
+                members, counts, *(vector.split(counts) for vector in vectors), strict=True
+            ):
+                num_rows = len(member.weight)
+                triton_source.adamw[_grid(count, num_rows, STEPPED)](
+                    *parts[:3], member.gradient, member.weight, member.columns, *parts[3:],
+                    factor, kept, rest1, hyper.beta2, 1.0 - hyper.beta2, hyper.eps, count,
+                    num_rows, *member.weight.stride(), HAS_FACTOR=factor is not None,
+                    **STEPPED, **_EXACT,
+                )  # fmt: skip
+
+
+def _grid(num_columns: int, num_rows: int, tile: dict[str, int]) -> tuple[int, int]:
+    return triton.cdiv(num_columns, tile["COLUMNS"]), triton.cdiv(num_rows, tile["ROWS"])
+
+
+def _energies(matrix_OI: Tensor, columns: Tensor, rows: Tensor) -> None:
+    num_rows, num_columns = matrix_OI.shape
+    across, down = _grid(num_columns, num_rows, SQUARES)
+    num_tiles = max(1, across * down // _MOST_PROGRAMS)
+    strips = triton.cdiv(down, num_tiles)
+    has_rows = rows.numel() > 0
+    of_columns = columns.new_empty((strips, num_columns))
+    of_rows = columns.new_empty((across, num_rows)) if has_rows else rows
+    triton_source.add_squares[strips, across](
+        matrix_OI, of_columns, of_rows, num_rows, num_columns, *matrix_OI.stride(), num_tiles,
+        HAS_ROWS=has_rows, **SQUARES, **_EXACT,
+    )  # fmt: skip
+    width = PARTS["WIDTH"]
+    first = triton.cdiv(num_columns, width)
+    last = triton.cdiv(num_rows, width) if has_rows else 0
+    triton_source.add_parts[(first + last,)](
+        of_columns, of_rows, columns, rows, num_columns, num_rows, strips, across, first,
+        **PARTS, **_EXACT,
+    )  # fmt: skip

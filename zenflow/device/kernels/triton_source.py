@@ -1,0 +1,149 @@
+"""The kernels in Triton's language: each reads and writes what it has to, once.
+
+Matrices are given by a pointer and two strides, so that a transposed view costs nothing. A tile is
+ROWS x COLUMNS elements of one program. Sums are added up in an order that the shape alone decides,
+without atomics. So equal inputs give equal bits.
+"""
+
+# ruff: noqa: ANN001, ANN201 - Triton's own signatures
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add_squares(
+    matrix, of_columns, of_rows, num_rows, num_columns, row_stride, column_stride, num_tiles,
+    HAS_ROWS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Add up squares: by column over a strip of `num_tiles` tiles, by row over one tile's width.
+
+    `of_columns` is (strips, I), `of_rows` (tiles across, O), float32.
+    """
+    strip, tile = tl.program_id(0), tl.program_id(1)
+    column = tile * COLUMNS + tl.arange(0, COLUMNS)
+    is_column = column < num_columns
+    places = column.to(tl.int64)[None, :] * column_stride
+    total = tl.zeros([COLUMNS], dtype=tl.float32)
+    for index in range(num_tiles):
+        row = (strip * num_tiles + index) * ROWS + tl.arange(0, ROWS)
+        is_row = row < num_rows
+        at = matrix + row.to(tl.int64)[:, None] * row_stride + places
+        values = tl.load(at, mask=is_row[:, None] & is_column[None, :], other=0.0)
+        values = values.to(tl.float32)
+        squares = values * values
+        total += tl.sum(squares, axis=0)
+        if HAS_ROWS:
+            tl.store(of_rows + tile * num_rows + row, tl.sum(squares, axis=1), mask=is_row)
+    tl.store(of_columns + strip.to(tl.int64) * num_columns + column, total, mask=is_column)
+
+
+@triton.jit
+def add_parts(
+    of_columns, of_rows, columns, rows, num_columns, num_rows, num_strips, num_across, num_first,
+    PARTS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Add up the parts that `add_squares` has left: columns by the first programs, then rows."""
+    program = tl.program_id(0)
+    if program < num_first:
+        source, target, length, num_parts = of_columns, columns, num_columns, num_strips
+        first = program * WIDTH
+    else:
+        source, target, length, num_parts = of_rows, rows, num_rows, num_across
+        first = (program - num_first) * WIDTH
+    place = first + tl.arange(0, WIDTH)
+    is_place = place < length
+    total = tl.zeros([WIDTH], dtype=tl.float32)
+    for part in range(0, num_parts, PARTS):
+        number = part + tl.arange(0, PARTS)
+        inside = (number < num_parts)[:, None] & is_place[None, :]
+        at = source + number.to(tl.int64)[:, None] * length + place[None, :]
+        total += tl.sum(tl.load(at, mask=inside, other=0.0), axis=0)
+    tl.store(target + place, total, mask=is_place)
+
+
+@triton.jit
+def move_and_pack(
+    grad, columns, weight, column_factors, row_factors, packed, rate, num_packed, num_rows,
+    grad_row, grad_column, weight_row, weight_column,
+    MOVES: tl.constexpr, PACKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Read some columns of a gradient once: move their weights, write them as rows, or both."""
+    place = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    is_place, is_row = place < num_packed, row < num_rows
+    inside = is_row[:, None] & is_place[None, :]
+    column = tl.load(columns + place, mask=is_place, other=0)
+    rows = row.to(tl.int64)[:, None]
+    at = grad + rows * grad_row + column[None, :] * grad_column
+    values = tl.load(at, mask=inside, other=0.0)
+    if PACKS:
+        at = packed + place.to(tl.int64)[None, :] * num_rows + row[:, None]
+        tl.store(at, values, mask=inside)
+    if MOVES:
+        of_columns = tl.load(column_factors + column, mask=is_place, other=0.0)
+        of_rows = tl.load(row_factors + row, mask=is_row, other=0.0)
+        at = weight + rows * weight_row + column[None, :] * weight_column
+        old = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        motion = rate * (values.to(tl.float32) * of_columns[None, :]) * of_rows[:, None]
+        tl.store(at, (old - motion).to(weight.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def land(
+    arrived, columns, weight, late, column_factors, row_factors, rate, num_arrived, num_rows,
+    weight_row, weight_column, late_row, late_column,
+    IS_LATE: tl.constexpr, IS_PACKED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Write rows into a weight's columns, the fresh step of a late gradient applied.
+
+    `late` is (D, O) or (I, O), by `IS_PACKED`; its strides are those of its two dimensions.
+    """
+    place = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    is_place, is_row = place < num_arrived, row < num_rows
+    inside = is_row[:, None] & is_place[None, :]
+    column = tl.load(columns + place, mask=is_place, other=0)
+    rows, places = row.to(tl.int64)[:, None], place.to(tl.int64)[None, :]
+    values = tl.load(arrived + places * num_rows + rows, mask=inside, other=0.0)
+    if IS_LATE:
+        source = places if IS_PACKED else column[None, :]
+        newer = tl.load(late + source * late_row + rows * late_column, mask=inside, other=0.0)
+        of_columns = tl.load(column_factors + column, mask=is_place, other=0.0)
+        of_rows = tl.load(row_factors + row, mask=is_row, other=0.0)
+        motion = rate * (newer.to(tl.float32) * of_columns[None, :]) * of_rows[:, None]
+        values = (values.to(tl.float32) - motion).to(weight.dtype.element_ty)
+    tl.store(weight + rows * weight_row + column[None, :] * weight_column, values, mask=inside)
+
+
+@triton.jit
+def adamw(
+    master, exp_avg, exp_avg_sq, grad, weight, columns, step_size, denom_scale, factor,
+    kept, rest1, beta2, rest2, eps, num_columns, num_rows, weight_row, weight_column,
+    HAS_FACTOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Step columns that lie as rows (K, O), by torch.optim.AdamW's formulas; write the weights."""
+    place = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    is_place, is_row = place < num_columns, row < num_rows
+    inside = is_place[:, None] & is_row[None, :]
+    at = place.to(tl.int64)[:, None] * num_rows + row[None, :]
+    new = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
+    if HAS_FACTOR:
+        new = new * tl.load(factor)
+    mean = tl.load(exp_avg + at, mask=inside, other=0.0)
+    square = tl.load(exp_avg_sq + at, mask=inside, other=0.0)
+    value = tl.load(master + at, mask=inside, other=0.0)
+    size = tl.load(step_size + place, mask=is_place, other=0.0)[:, None]
+    scale = tl.load(denom_scale + place, mask=is_place, other=1.0)[:, None]
+    mean = mean + rest1 * (new - mean)
+    square = square * beta2 + rest2 * (new * new)
+    value = value * kept - (mean * size) / (tl.sqrt_rn(square) / scale + eps)
+    tl.store(exp_avg + at, mean, mask=inside)
+    tl.store(exp_avg_sq + at, square, mask=inside)
+    tl.store(master + at, value, mask=inside)
+    column = tl.load(columns + place, mask=is_place, other=0)
+    at = weight + column[:, None] * weight_column + row.to(tl.int64)[None, :] * weight_row
+    tl.store(at, value.to(weight.dtype.element_ty), mask=inside)
