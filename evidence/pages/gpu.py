@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from evidence.benchmarks.gpu.figures import aims
+from evidence.benchmarks.gpu.figures import FUSED, aims
 from evidence.benchmarks.gpu.keep import PICTURE, RECORD, TESTS
 from evidence.benchmarks.gpu.loan.records import LOG, SUITE, outcomes
 from experiments.lab.losses import excess
@@ -16,6 +16,8 @@ from experiments.lab.variants import BASELINE
 from experiments.output.provenance import RESULTS, newest
 
 _FUSED = "torch's fused AdamW, no float32 masters"
+_PASSED = [14_336, 4096]
+"""Shape whose parts of the pass are shown, the MLP's of an 8B model."""
 _COUNTS = ("tests", "failures", "errors", "skipped")
 """Counts of a JUnit file's suites."""
 
@@ -52,6 +54,45 @@ def read_suite(folder: Path) -> dict[str, Any]:
         "missed": [f"{name}: {aim}" for name, aim in judged if aim.holds is False],
         "former": list(former_excesses(cells)),
         "not_reached": [name for record in records for name in record["not_reached"]],
+        "memory": list(_capped(cells)),
+        "given": _json(folder / "given" / RECORD) if (folder / "given").is_dir() else None,
+        "passes": _passes(),
+    }
+
+
+def _capped(cells: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what the runs of 8B parameters took, in words."""
+    for cell in cells:
+        for run in cell["runs"] if cell["cell"]["model"] == "8b" else ():
+            yield (
+                f"{cell['cell']['name']}, {run['name']}: {run['peak_device_bytes'] / 2**30:.1f} "
+                f"GiB at its peak and {run['tokens_per_second']:.0f} tokens/s, of which "
+                f"{run['stall_fraction']:.0%} of the time was stalled on the host"
+            )
+
+
+def _passes() -> dict[str, Any] | None:
+    """Return the times of both kinds of kernels, by part of the pass, in the newest record."""
+    folder = newest(RESULTS, "gpu-kernels", "README.md")
+    if folder is None:
+        return None
+    record = _json(folder / "device_pass" / RECORD)
+    shape = _PASSED
+    rows = [row for row in record["rows"] if row["shape"] == shape]
+    parts = {row["part"]: {"part": row["part"]} for row in rows}
+    rate = record["copy_bytes_per_second"]
+    for row in rows:
+        own, scale = parts[row["part"]], 1e12 / (shape[0] * shape[1])
+        own[row["implementation"]] = scale * row["seconds"]
+        own["least"] = scale * row["bytes"] / rate
+    (cell,) = _json(folder / "step" / RECORD)["cells"]
+    runs = {run["name"]: run for run in cell["runs"]} | {FUSED: cell[FUSED]}
+    return {
+        "name": folder.name,
+        "gpu": record["hardware"]["gpu"],
+        "shape": " x ".join(map(str, shape)),
+        "rows": list(parts.values()),
+        "steps": {name: 1e3 * run["step_seconds"]["median"] for name, run in runs.items()},
     }
 
 

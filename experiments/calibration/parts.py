@@ -17,7 +17,7 @@ from torch import Tensor
 from sim.fitting.fit import Fit, Sample, fit_constants
 from zenflow.columns.device_rows import Bank, Resident, update_residents
 from zenflow.device.base import AbstractDevice, Arrival
-from zenflow.device.kernels.base import Member
+from zenflow.device.kernels.base import HostColumns, Member
 from zenflow.device.kernels.choice import kernels_for
 from zenflow.host import kernel
 from zenflow.host.jobs import AdamStep, CatchUpJob
@@ -218,7 +218,7 @@ def _copy_samples(
     device = engine.torch_device
     grad = torch.randn(rows, columns, device=device).to(dtype)
     weight = grad.clone()
-    deferred, _ = _owners(columns, device)
+    deferred = HostColumns.of(_owners(columns, device)[0], columns)
     moved = len(deferred) * rows
     host = engine.pinned_slab(moved, dtype).view(-1, rows)
     down = timed(lambda: engine.pack([(grad, deferred, host)], engine.mark()), device)

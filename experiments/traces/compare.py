@@ -216,6 +216,13 @@ def align(a: Trace, b: Trace, steps: tuple[int, int] | None = None) -> tuple[Sid
     return _within(sides[0], first, last), _within(sides[1], first, last)
 
 
+def last_steps(trace: Trace, count: int) -> Side:
+    """Return the last whole steps of a trace, so many if there are."""
+    side = whole_steps(trace)
+    chosen = [*side.starts][-count:]
+    return _within(side, chosen[0], chosen[-1])
+
+
 def whole_steps(trace: Trace) -> Side:
     """Return the steps of a trace whose end is known.
 

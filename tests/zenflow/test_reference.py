@@ -13,7 +13,7 @@ from tests.published_reference import PublishedReference
 from tests.reference import Reference
 from tests.zenflow.decisions import decisions, schedules
 from zenflow import Knobs, LoggedDecisions, ZenFlowAdamW, ZenFlowConfig
-from zenflow.step.fresh import steps
+from zenflow.device.kernels import torch_kernels
 
 SHAPES = [(7,), (), (6, 5), (3, 8), (1, 9), (9, 1), (4, 3, 2), (2, 2, 3, 2), (5, 16)]
 
@@ -212,7 +212,7 @@ def test_automatic_blocks_follow_the_reference(config, seed):
 @pytest.mark.parametrize("mode", ["keep", "release"])
 def test_a_matrix_that_is_moved_in_pieces_follows_the_reference(mode, monkeypatch):
     """As those of millions of elements are, each piece by the factors of its own rows."""
-    monkeypatch.setattr(steps, "FRESH_ELEMENTS", 20)
+    monkeypatch.setattr(torch_kernels, "FRESH_ELEMENTS", 20)
     config = ZenFlowConfig(
         topk_ratio=0.25, update_interval=4, min_split_elements=1, block_elements=30
     )

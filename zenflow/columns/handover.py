@@ -154,6 +154,8 @@ def _move(swaps: Sequence[Swap], leaving: Sequence[HostRows], shares: HostShares
             hosts[index][swap.rows] = entering[index]
     for swap, own, place in zip(swaps, there, places, strict=True):
         _rename(swap.block, own, place)
+    for split in dict.fromkeys(swap.block.split for swap in swaps):
+        split.note_owners()
 
 
 def _rename(block: Block, there: _There, place: Tensor) -> None:
@@ -166,8 +168,6 @@ def _rename(block: Block, there: _There, place: Tensor) -> None:
     """
     block.deferred_columns[there.rows] = there.to_host
     block.important_columns[there.ranks] = there.to_device
-    block.split.columns.is_important[there.to_device] = True
-    block.split.columns.is_important[there.to_host] = False
     weight_OI = block.split.weight()
     masters_NO = block.split.bank.master[place]
     weight_OI.index_copy_(1, there.to_device, masters_NO.t().to(weight_OI))
@@ -298,7 +298,6 @@ def _resize_param(
             for block in split.blocks
         ]
     )
-    split.columns.is_important.copy_(chosen)
     moves = RowMoves.of(split, chosen.cpu())
     _move_rows(split, bank, first, moves, shares)
     device = bank.master.device
@@ -307,6 +306,7 @@ def _resize_param(
     split.deferred_columns = moves.deferred.to(device)
     split.important_columns = moves.important.to(device)
     split.share_out()
+    split.note_owners()
     leaving = moves.leave.target.to(device)
     weight_OI = split.weight()
     fresh_OL = bank.master[first + leaving].t().to(weight_OI)

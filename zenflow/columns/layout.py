@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from zenflow.columns.device_rows import Bank, NamedParam, Resident
@@ -12,6 +13,7 @@ from zenflow.columns.host_rows import HostRows, HostSlabs
 from zenflow.columns.host_shares import HostPart, HostShares
 from zenflow.columns.shards import Shards
 from zenflow.device.base import Gather
+from zenflow.device.kernels.base import HostColumns
 from zenflow.rule.blocks import BlockShape
 
 
@@ -30,13 +32,15 @@ class ColumnVectors:
     without bias correction."""
     fresh_factors: Tensor
     """Factor on each column of this step's gradient in the fresh step, float32."""
+    host_rows: Tensor
+    """Host row of each column in its parameter, int32; -1 where the device owns the column."""
 
     def part(self, first: int, last: int) -> ColumnVectors:
         """Return views of columns first..last-1."""
         part = slice(first, last)
         return ColumnVectors(
             *(self.energies[part], self.scores[part], self.is_important[part]),
-            *(self.mean_squares[part], self.fresh_factors[part]),
+            *(self.mean_squares[part], self.fresh_factors[part], self.host_rows[part]),
         )
 
 
@@ -78,6 +82,8 @@ class Block:
     """Column index of each bank row, shape (K,), int64; a view of the parameter's."""
     bank_first: int = field(init=False)
     """Bank row of the block's first important column."""
+    deferred: HostColumns = field(init=False)
+    """The deferred columns, for the device's kernels."""
 
     @property
     def host_shape(self) -> tuple[int, int]:
@@ -126,6 +132,8 @@ class SplitParam(NamedParam):
     """Number of steps in which the parameter had a gradient."""
     num_host_rows: int = field(init=False)
     """Number of rows of `part`: the length of a column on this rank's host."""
+    _host_columns: dict[tuple[int, int], HostColumns] = field(default_factory=dict)
+    """Known results of `host_columns`: to make them costs as much as a kernel's launch."""
 
     def __post_init__(self) -> None:
         """Count the host's rows once: the count is asked for in every step."""
@@ -140,13 +148,43 @@ class SplitParam(NamedParam):
     def share_out(self) -> None:
         """Give each block its part of the parameter's rows, one after another."""
         row = rank = 0
+        self._host_columns.clear()
         for block in self.blocks:
             next_row, next_rank = row + block.shape.num_deferred, rank + block.shape.num_important
             block.host = self.host.rows(slice(row, next_row))
             block.deferred_columns = self.deferred_columns[row:next_row]
             block.important_columns = self.important_columns[rank:next_rank]
             block.bank_first = self.bank_first + rank
+            block.deferred = self.host_columns(row, next_row)
             row, rank = next_row, next_rank
+
+    def host_columns(self, first: int, last: int) -> HostColumns:
+        """Return the columns of host rows first..last-1; they are views, and stay true."""
+        found = self._host_columns.get((first, last))
+        if found is None:
+            begins, ends, row = self.num_columns, 0, 0
+            for shape in (block.shape for block in self.blocks):
+                if first < row + shape.num_deferred and row < last:
+                    begins = min(begins, shape.first)
+                    ends = max(ends, shape.first + shape.num_columns)
+                row += shape.num_deferred
+            indices = self.deferred_columns[first:last]
+            found = HostColumns(indices, self.columns.host_rows, first, last, begins, ends)
+            self._host_columns[first, last] = found
+        return found
+
+    @property
+    def deferred(self) -> HostColumns:
+        """All deferred columns, for the device's kernels."""
+        return self.host_columns(0, len(self.deferred_columns))
+
+    def note_owners(self) -> None:
+        """Write who owns each column, after `deferred_columns` and `important_columns`."""
+        is_important, host_rows = self.columns.is_important, self.columns.host_rows
+        is_important.zero_().index_fill_(0, self.important_columns, True)
+        count = len(self.deferred_columns)
+        ranks = torch.arange(count, dtype=torch.int32, device=host_rows.device)
+        host_rows.fill_(-1).index_copy_(0, self.deferred_columns, ranks)
 
     def matrix(self, tensor: Tensor) -> Tensor:
         """View this rank's part of the parameter, or of its gradient, as (O, I)."""

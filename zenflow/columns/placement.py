@@ -130,7 +130,8 @@ def _vectors(
         torch.zeros(num_columns, dtype=torch.float32, device=device) for _ in range(4)
     )
     is_important = torch.zeros(num_columns, dtype=torch.bool, device=device)
-    columns = ColumnVectors(energies, scores, is_important, mean_squares, fresh_factors)
+    host_rows = torch.full((num_columns,), -1, dtype=torch.int32, device=device)
+    columns = ColumnVectors(energies, scores, is_important, mean_squares, fresh_factors, host_rows)
     num_rows = sum(named.data.shape[0] for named in to_split) if has_rows else 0
     of_rows = (torch.zeros(num_rows, dtype=torch.float32, device=device) for _ in range(3))
     rows = RowVectors(*of_rows)
@@ -241,18 +242,23 @@ def _make_blocks(shapes: Sequence[BlockShape], splits: Sequence[SplitParam]) -> 
         blocks.append(block)
     for split in splits:
         split.share_out()
-    for block in blocks:
-        share_evenly(block)
+    for split in splits:
+        share_evenly(split)
     return blocks
 
 
-def share_evenly(block: Block) -> None:
-    """Make evenly spaced columns of a block the important ones."""
+def share_evenly(split: SplitParam) -> None:
+    """Make evenly spaced columns of each block the important ones."""
+    for block in split.blocks:
+        _share_evenly(block)
+    split.note_owners()
+
+
+def _share_evenly(block: Block) -> None:
     shape = block.shape
     is_important = torch.zeros(shape.num_columns, dtype=torch.bool, device="cpu")
     ranks = range(shape.num_important)
     is_important[[rank * shape.num_columns // shape.num_important for rank in ranks]] = True
-    block.columns.is_important.copy_(is_important)
     block.important_columns.copy_(is_important.nonzero().squeeze(1) + shape.first)
     block.deferred_columns.copy_((~is_important).nonzero().squeeze(1) + shape.first)
 

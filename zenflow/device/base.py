@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zenflow.device.kernels.base import DeviceKernels, LateGradient
+from zenflow.device.kernels.base import DeviceKernels, HostColumns, LateGradient
 from zenflow.lanes.completion import Completion
 from zenflow.rule.sizes import GATHERED_BYTES
 
@@ -27,8 +27,8 @@ class Arrival:
 
     values: Tensor
     """Host's buffer of the columns, (D, O), or of this host's rows of them; `late` is alike."""
-    columns: Tensor
-    """Indices of the columns, (D,), int64."""
+    columns: HostColumns
+    """The columns."""
     weight: Tensor
     """Weight that the columns are written to, (O, I)."""
     late: LateGradient | None = None
@@ -88,11 +88,13 @@ class AbstractDevice(ABC):
         """Return a mark behind all compute launched so far; None where nothing is asynchronous."""
 
     @abstractmethod
-    def pack(self, jobs: list[tuple[Tensor, Tensor, Tensor]], after: Any) -> DeviceSpan | None:
+    def pack(
+        self, jobs: list[tuple[Tensor, HostColumns, Tensor]], after: Any
+    ) -> DeviceSpan | None:
         """Copy columns of gradients to the host once `after` has passed.
 
         Args:
-            jobs: (gradient (O, I), column indices (D,), host buffer (D, O)) each.
+            jobs: (gradient (O, I), its columns, host buffer (D, O)) each.
             after: A mark of the compute that produces the gradients.
         """
 

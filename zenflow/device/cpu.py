@@ -20,6 +20,7 @@ from zenflow.device.base import (
     HostValues,
     gathered_together,
 )
+from zenflow.device.kernels.base import HostColumns
 from zenflow.device.kernels.torch_kernels import CpuKernels
 from zenflow.host import memory as host_memory
 from zenflow.lanes.completion import Completion
@@ -42,10 +43,10 @@ class CpuDevice(AbstractDevice):
         """Return None: all launched work is done."""
         return
 
-    def pack(self, jobs: list[tuple[Tensor, Tensor, Tensor]], after: Any) -> None:
+    def pack(self, jobs: list[tuple[Tensor, HostColumns, Tensor]], after: Any) -> None:
         """Gather columns into host rows."""
-        for grad_OI, columns_D, host_DO in jobs:
-            self.kernels.pack(grad_OI, columns_D, host_DO)
+        for grad_OI, columns, host_DO in jobs:
+            self.kernels.pack(grad_OI, columns, host_DO)
 
     def send(self, jobs: list[tuple[Tensor, Tensor]], after: Any) -> None:
         """Copy packed columns."""

@@ -19,7 +19,7 @@ from zenflow.device.base import (
     gathered_together,
 )
 from zenflow.device.clock import DeviceClock
-from zenflow.device.kernels.base import LateGradient
+from zenflow.device.kernels.base import HostColumns, LateGradient
 from zenflow.device.kernels.torch_kernels import TorchKernels
 from zenflow.device.runtime import CudaRuntime
 from zenflow.errors import DeadlineError
@@ -81,18 +81,18 @@ class CudaDevice(AbstractDevice):
     def _enclose(self, stream: Any) -> Any:
         return self._runtime.record(stream, is_timed=True)
 
-    def pack(self, jobs: list[tuple[Tensor, Tensor, Tensor]], after: Any) -> DeviceSpan:
+    def pack(self, jobs: list[tuple[Tensor, HostColumns, Tensor]], after: Any) -> DeviceSpan:
         """Pack and send on the d2h stream."""
         stream = self._streams["d2h"]
         with self._on(stream):
             # The gradients are final only once backward has passed them.
             self._runtime.wait(stream, after)
             start = self._enclose(stream)
-            for grad_OI, columns_D, host_DO in jobs:
+            for grad_OI, columns, host_DO in jobs:
                 # Freed at once, reused in stream order: the ring that bounds packed memory is the
                 # caching allocator's pool of this stream, about two of the largest blocks.
                 packed_DO = self._runtime.empty(host_DO.shape, host_DO.dtype)
-                self.kernels.pack(grad_OI, columns_D, packed_DO)
+                self.kernels.pack(grad_OI, columns, packed_DO)
                 host_DO.copy_(packed_DO, non_blocking=True)
                 self._runtime.keep(grad_OI, stream)
             return start, self._enclose(stream)

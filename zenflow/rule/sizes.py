@@ -21,9 +21,9 @@ GATHERED_COPIES = 3
 and the columns."""
 
 _FLOAT, _INDEX = 4, 8
-COLUMN_BYTES = 4 * _FLOAT + 1 + _INDEX
+COLUMN_BYTES = 4 * _FLOAT + 1 + 4 + _INDEX
 """Bytes of a split parameter's column on the device: energy, score, second moment, factor,
-ownership, index."""
+ownership, host row, index."""
 FRESH_COLUMN_BYTES = _INDEX + 6 * _FLOAT
 """Bytes that fresh steps need for a column."""
 FRESH_ROW_BYTES = _INDEX + 7 * _FLOAT

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from zenflow.columns.in_flight import PendingUpload, UpdatesInFlight
     from zenflow.columns.layout import Block, Bucket, SplitParam
-    from zenflow.device.base import AbstractDevice, Gather, LateGradient
+    from zenflow.device.base import AbstractDevice, Gather
+    from zenflow.device.kernels.base import LateGradient
     from zenflow.device.stalls import StallClock
     from zenflow.lanes.copies import CopyLane
     from zenflow.rule.calendar import WindowCalendar
@@ -150,9 +151,11 @@ class UploadGate:
             assert update is not None
             update.uploaded = uploaded
             leases.append(update.lease)
-            values, columns = update.values, block.deferred_columns
+            values, columns = update.values, block.deferred
             if high - low < block.shape.num_deferred:  # a view costs as much as an operation
-                values, columns = values[low:high], columns[low:high]
+                first = columns.first_row
+                values = values[low:high]
+                columns = block.split.host_columns(first + low, first + high)
             arrivals.append(Arrival(values, columns, block.split.weight(), late))
         self.lane.submit(
             Copy(

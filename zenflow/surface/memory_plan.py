@@ -32,7 +32,7 @@ def plan_memory(engine: Engine) -> MemoryPlan:
     step_bytes = sum(split.slab_rows.step.nbytes for split in layout.splits)
     vectors = layout.columns
     on_device = [vectors.energies, vectors.scores, vectors.is_important]
-    on_device += [vectors.mean_squares, vectors.fresh_factors]
+    on_device += [vectors.mean_squares, vectors.fresh_factors, vectors.host_rows]
     rows = layout.rows
     on_device += [rows.energies, rows.mean_squares, rows.fresh_factors]
     on_device += [getattr(bank, name) for bank in layout.banks for name in ROW_STATE]

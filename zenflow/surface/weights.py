@@ -44,10 +44,7 @@ class Weights:
         engine.drain()
         device = engine.device
         device.pack(
-            [
-                (s.part.of(s.weight()), s.deferred_columns, s.host.staging)
-                for s in engine.layout.splits
-            ],
+            [(s.part.of(s.weight()), s.deferred, s.host.staging) for s in engine.layout.splits],
             device.mark(),
         )
         device.synchronize()
@@ -85,7 +82,7 @@ class Weights:
         """Write the weights of training from staging into the device's deferred columns."""
         device = self._engine.device
         arrivals = [
-            Arrival(split.host.staging, split.deferred_columns, split.weight())
+            Arrival(split.host.staging, split.deferred, split.weight())
             for split in self._engine.layout.splits
         ]
         device.unpack(arrivals, device.mark(), self._engine.layout.gather)

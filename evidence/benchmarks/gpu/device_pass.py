@@ -111,7 +111,7 @@ def parts_of(matrix: Matrix) -> dict[str, Work]:
     rows, columns = grad.shape
     deferred, important = matrix.num_deferred * rows, split.important_columns.numel() * rows
     vectors = 4 * (rows + columns)
-    moving = split.weight(), grad, split.deferred_columns, matrix.fresh._factors(split)
+    moving = split.weight(), grad, matrix.fresh._factors(split)
     return {
         "norms": Work(
             lambda: kernels.energies([(grad, split.columns.energies, split.rows.energies)]),
@@ -140,7 +140,7 @@ def _packing(matrix: Matrix, *, moves: bool) -> Callable[[], None]:
 
     def run() -> None:
         if moves and in_pack is None:
-            kernels.move(split.weight(), matrix.grad, split.deferred_columns, move)
+            kernels.move(split.weight(), matrix.grad, move)
         matrix.ring.restart()
         for piece in matrix.ring.pieces(jobs):
             matrix.ring.pack(piece)
@@ -155,9 +155,9 @@ def _landing(matrix: Matrix) -> tuple[Callable[[], Any], float]:
     """
     split = matrix.split
     count = max(1, matrix.num_deferred // 4)
-    columns = split.deferred_columns[:count]
-    values = split.weight().t().index_select(0, columns)
-    gradient = matrix.grad.t().index_select(0, columns)
+    columns = split.host_columns(0, count)
+    values = split.weight().t().index_select(0, columns.indices)
+    gradient = matrix.grad.t().index_select(0, columns.indices)
     late = LateGradient(gradient, is_packed=True, move=matrix.fresh._factors(split))
     num_bytes = 3 * values.nbytes  # the values and the gradient in, the weights out
     return lambda: matrix.kernels.land(values, columns, split.weight(), late), num_bytes

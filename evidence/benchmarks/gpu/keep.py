@@ -19,7 +19,7 @@ from pathlib import Path
 from evidence.benchmarks.gpu.loan.records import SUITE, unpack
 from experiments.output.plots import save_figure
 from experiments.output.provenance import RESULTS
-from experiments.traces.compare import align, load, whole_steps
+from experiments.traces.compare import last_steps, load
 from experiments.traces.picture import draw_overlay
 from zenflow.errors import ConfigError
 
@@ -67,9 +67,7 @@ def draw(folder: Path) -> None:
     found = next(((a, b) for a, b in pairs if b.is_file()), None)
     if found is None:
         return
-    sides = [whole_steps(load(path)) for path in found]
-    last = min(max(side.starts) for side in sides)
-    left, right = align(sides[0].trace, sides[1].trace, (last - 1, last))
+    left, right = (last_steps(load(path), 2) for path in found)
     figure = draw_overlay(left, right)
     gpu = json.loads((folder / SUITE).read_text(encoding="utf-8"))["hardware"]["gpu"]
     cell = found[0].name.partition("_zero_offload.")[0].replace("_", " ")

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -9,18 +10,26 @@ import torch
 from hypothesis import given, settings
 
 from evidence.benchmarks.interpreter.played_gpu import played_gpu
-from tests.models import TinyStack, assert_equal, closing, weights_of
+from tests.interpreted import needs_triton
+from tests.models import TINY, TinyStack, assert_equal, closing, weights_of
 from tests.zenflow import test_reference as reference
-from tests.zenflow.step import test_timing as timing
-from zenflow import ZenFlowAdamW
+from tests.zenflow import test_resume as resume
+from tests.zenflow.decisions import decisions
+from zenflow import ZenFlowAdamW, ZenFlowConfig
 from zenflow.device.kernels import choice
-from zenflow.device.kernels.base import ColumnState, FreshMove, LateGradient, Member
+from zenflow.device.kernels.base import (
+    ColumnState,
+    FreshMove,
+    HostColumns,
+    LateGradient,
+    Member,
+)
 from zenflow.device.kernels.choice import kernels_for, reason_against_triton
 from zenflow.device.kernels.torch_kernels import TorchKernels
 from zenflow.rule.adamw import Hyper
 from zenflow.surface import assembly
 
-pytest.importorskip("triton", reason="needs triton: pip install triton")
+pytestmark = needs_triton
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SHAPES = [(1, 5), (5, 1), (7, 33), (65, 130)]
 """One row, one column, less than a tile, and more than one in both directions."""
@@ -50,11 +59,12 @@ class Matrix:
         self.weight = normal(rows, columns + 3)[:, 1:-2]
         self.grad = normal(columns, rows).t()
         order = torch.randperm(columns, generator=draw, device=DEVICE)
-        self.important, self.deferred = (
-            part.sort().values for part in order.split([columns // 3, columns - columns // 3])
-        )
+        self.important, self.deferred = order.split([columns // 3, columns - columns // 3])
+        self.on_host = HostColumns.of(self.deferred, columns)
         factors = (torch.rand(n, generator=draw, device=DEVICE) for n in (columns, rows))
-        self.move = FreshMove(*factors, rate=0.3)
+        stays = torch.ones(columns, device=DEVICE)
+        stays[self.important] = 0.0
+        self.move = FreshMove(*factors, rate=0.3, stays=stays)
         self.arrived = normal(len(self.deferred), rows)
 
     def moved(self, values, grad, columns, rate):
@@ -86,7 +96,7 @@ def test_squares_add_up_by_column_and_by_row(kernels, shape, dtype):
 def test_strips_of_many_tiles_add_up_too(kernels, monkeypatch):
     from zenflow.device.kernels import triton_kernels
 
-    monkeypatch.setattr(triton_kernels, "_MOST_PROGRAMS", 2)
+    monkeypatch.setattr(triton_kernels, "_MOST_PROGRAMS", 6)
     grad = Matrix((700, 130), torch.float32).grad
     columns, rows = torch.zeros(130, device=DEVICE), torch.zeros(700, device=DEVICE)
     kernels.energies([(grad, columns, rows)])
@@ -101,11 +111,11 @@ def test_columns_are_packed_and_their_weights_moved(kernels, shape, dtype, way):
     before, deferred = m.weight.clone(), m.deferred
     packed = torch.full((len(deferred), shape[0]), 7.0, dtype=dtype, device=DEVICE)
     if way == "packs":
-        kernels.pack(m.grad, deferred, packed)
+        kernels.pack(m.grad, m.on_host, packed)
     elif way == "moves":
-        kernels.move(m.weight, m.grad, deferred, m.move)
+        kernels.move(m.weight, m.grad, m.move)
     else:
-        kernels.pack(m.grad, deferred, packed, m.weight, m.move)
+        kernels.pack(m.grad, m.on_host, packed, m.weight, m.move)
     rows = m.grad.t()[deferred]
     assert_equal([packed], [torch.full_like(rows, 7.0) if way == "moves" else rows])
     assert_equal([m.weight[:, m.important]], [before[:, m.important]], "important columns")
@@ -114,6 +124,20 @@ def test_columns_are_packed_and_their_weights_moved(kernels, shape, dtype, way):
         expected = m.moved(expected, rows, deferred, m.move.rate)
     assert_near(m.weight.t()[deferred], expected, dtype)
     assert_equal([kernels.important(m.grad, m.important)], [m.grad.t()[m.important]])
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_pieces_of_a_matrix_are_packed_and_moved_each_once(kernels, shape):
+    """The ring may cut a matrix anywhere, and selections leave columns in any order."""
+    m, whole = Matrix(shape, torch.float32), Matrix(shape, torch.float32)
+    count, rows = len(m.deferred), m.grad.t()[m.deferred]
+    move = FreshMove(m.move.column_factors * m.move.stays, m.move.row_factors, m.move.rate)
+    packed = torch.full_like(rows, 7.0)
+    for low, high in itertools.pairwise(sorted({0, 1, count // 2, count - 1, count})):
+        part = HostColumns(m.deferred[low:high], m.on_host.rows, low, high, 0, shape[1])
+        kernels.pack(m.grad, part, packed[low:high], m.weight, move)
+    kernels.move(whole.weight, m.grad, move)
+    assert_equal([packed, m.weight], [rows, whole.weight])
 
 
 @EVERY
@@ -126,7 +150,7 @@ def test_rows_land_with_the_fresh_step_of_a_late_gradient(kernels, shape, dtype,
         "packed": LateGradient(rows, is_packed=True, move=m.move),
         "whole": LateGradient(m.grad.t(), is_packed=False, move=m.move),
     }[newer]
-    kernels.land(m.arrived.clone(), deferred, m.weight, late)
+    kernels.land(m.arrived.clone(), m.on_host, m.weight, late)
     rate = 0.0 if late is None else m.move.rate
     assert_near(m.weight.t()[deferred], m.moved(m.arrived, rows, deferred, rate), dtype)
     assert_equal([m.weight[:, m.important]], [before[:, m.important]], "other columns")
@@ -186,18 +210,51 @@ def test_an_engine_with_these_kernels_follows_the_reference(mode, scenario):
 
 
 @on_triton()
-def test_equal_runs_give_equal_bits_in_either_mode():
-    results = []
+@pytest.mark.parametrize("mode", ["keep", "release"])
+def test_columns_that_change_their_owner_are_known_to_the_kernels(mode):
+    """By selections and by changes of k."""
+    config = ZenFlowConfig(
+        topk_ratio=0.25, update_interval=2, select_interval=2, block_elements=30, **TINY
+    )
+    log = decisions(config, [(4, {"topk_ratio": 0.6}), (8, {"topk_ratio": 0.4})])
+    scenario = reference.Scenario(config, [(6, 16), (3, 8)], num_steps=12, log=log)
+    reference.check_scenario(scenario, mode, device=DEVICE.type)
+
+
+@on_triton()
+def test_a_run_that_is_loaded_goes_on_bit_for_bit():
+    model, settings = partial(TinyStack, num_layers=2), {"config": resume.config_of("exact")}
+    resume.check_resume(
+        {**settings, "mode": "release", "model": model, "device": DEVICE.type,
+         "log": resume.SCHEDULES["k"]}, (4, 7)
+    )  # fmt: skip
+
+
+@on_triton()
+def test_equal_runs_give_equal_bits_in_either_mode(monkeypatch):
+    """Where columns fill whole lines, blocks lie side by side in the ring and share a kernel."""
+    from zenflow.device.kernels.triton_kernels import TritonKernels
+
+    pack, packed, results = TritonKernels.pack, set(), []
+
+    def noted(self, grad, columns, *rest):
+        packed.add(len(columns))
+        pack(self, grad, columns, *rest)
+
+    monkeypatch.setattr(TritonKernels, "pack", noted)
+    config = ZenFlowConfig(
+        topk_ratio=0.25, update_interval=3, select_interval=2, block_elements=128 * 32, **TINY
+    )
     for mode in ("keep", "release", "release"):
-        model = TinyStack().to(DEVICE)
+        model = TinyStack(num_layers=2, width=128).to(DEVICE)
         clips = {"offload_gradients": mode, "max_grad_norm": 0.3}
-        config = timing.config_of("S 3")
         with closing(ZenFlowAdamW(model.parameters(), config=config, **clips)) as optimizer:
-            for step in range(8):
+            for step in range(7):
                 model.loss(step).backward()
                 optimizer.step()
             optimizer.eval()
             results.append(weights_of(model))
+    assert packed > {24, 96}  # a block, a whole matrix, and some of its blocks
     assert_equal(results[1], results[0], "release mode")
     assert_equal(results[2], results[1], "again")
 

@@ -110,6 +110,13 @@ class Checker:
             for tensor, writes in accesses:
                 self.memory.access(self.thread, tensor, place(), writes=writes)
 
+    def device_access(self, name, accesses):
+        """Note what a kernel does that torch has not launched: as `host_access`, by the stream."""
+        with LOCK:
+            agent = self.stream.launch(self.thread)
+            for tensor, writes in accesses:
+                self.memory.access(agent, tensor, f"{name} @ {place()}", writes=writes)
+
     def operation(self, schema, args, kwargs, out):
         """Note an operation that torch has done."""
         with LOCK:

@@ -8,9 +8,11 @@ import contextlib
 import threading
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tests.zenflow.races.checker import replaced
 from tests.zenflow.races.clocks import LOCK, join, knows
+from zenflow.device.kernels.choice import reason_against_triton
 from zenflow.host.jobs import CatchUpJob, SumJob
 from zenflow.lanes import copies, host_worker
 from zenflow.lanes.completion import Completion
@@ -32,7 +34,7 @@ class _Notes:
 def edges(checker):
     """Let completions, copies, tasks and host jobs tell the checker."""
     with contextlib.ExitStack() as stack:
-        for patches in (_completions, _copies, _tasks, _threads, _jobs, _kinds):
+        for patches in (_completions, _copies, _tasks, _threads, _jobs, _kernels, _kinds):
             for owner, name, make in patches(checker):
                 old = vars(owner).get(name) or getattr(owner, name)
                 stack.enter_context(replaced(owner, name, make(old)))
@@ -205,6 +207,66 @@ def _jobs(checker):
         return encode
 
     return [(SumJob, "encode", sums), (CatchUpJob, "encode", catch_ups)]
+
+
+def _kernels(checker):
+    """Declare what Triton's kernels do to memory, which torch does not see."""
+    if reason_against_triton(torch.device("cpu")):
+        return []
+    from zenflow.device.kernels.triton_kernels import TritonKernels
+
+    def declares(accesses):
+        def make(old):
+            def launch(self, *args):
+                with _disable_current_modes():  # the interpreter's own operations are no accesses
+                    result = old(self, *args)
+                if result is not None:
+                    checker.on_device(result)
+                reads, writes = accesses(result, *args)
+                checker.device_access(
+                    old.__name__,
+                    [
+                        *((tensor, False) for tensor in reads if tensor is not None),
+                        *((tensor, True) for tensor in writes if tensor is not None),
+                    ],
+                )
+                return result
+
+            return launch
+
+        return make
+
+    def factors(move):
+        return () if move is None else (move.column_factors, move.stays, move.row_factors)
+
+    def energies(_, measured):
+        return [each[0] for each in measured], [out for each in measured for out in each[1:]]
+
+    def important(rows, grad, columns):
+        return [*(grad.select(1, int(i)) for i in columns.numpy()), columns], [rows]
+
+    def move(_, weight, grad, move):
+        return [weight, grad, *factors(move)], [weight]
+
+    def pack(_, grad, columns, packed, weight=None, move=None):
+        among = slice(columns.first_column, columns.last_column)
+        moved = None if weight is None else weight[:, among]
+        return [grad[:, among], columns.rows[among], moved, *factors(move)], [packed, moved]
+
+    def land(_, arrived, columns, weight, late):
+        among = slice(columns.first_column, columns.last_column)
+        newer = [] if late is None else [late.rows, *factors(late.move)]
+        written = [weight.select(1, int(i)) for i in columns.indices.numpy()]
+        return [arrived, columns.rows[among], *newer], written
+
+    def update(_, state, members, hyper, factor):
+        own = [state.master, state.exp_avg, state.exp_avg_sq]
+        reads = [t for m in members for t in (m.gradient, m.columns)]
+        written = [m.weight.select(1, int(i)) for m in members for i in m.columns.numpy()]
+        return [*own, *reads, factor], [*own, *written]
+
+    kinds = (energies, important, move, pack, land, update)
+    return [(TritonKernels, kind.__name__, declares(kind)) for kind in kinds]
 
 
 def _kinds(checker):

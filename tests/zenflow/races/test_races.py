@@ -5,6 +5,7 @@ import io
 import pytest
 import torch
 
+from tests.interpreted import needs_triton
 from tests.models import TinyStack, closing
 from tests.zenflow.races.harness import Training, checked, races
 from tests.zenflow.step.test_timing import RULES
@@ -33,6 +34,20 @@ def test_the_fallback_in_torch(mode, monkeypatch):
 def test_a_ring_that_is_full_now_and_then(num_bytes, monkeypatch):
     monkeypatch.setattr(sizes, "RING_BYTES", num_bytes)
     assert races("release", S2, steps=8) == []
+
+
+@needs_triton
+@both_modes
+@pytest.mark.parametrize("rule", ["S 3", "published"])
+def test_tritons_kernels(mode, rule):
+    assert races(mode, RULES[rule], steps=6, kernels="triton") == []
+
+
+@needs_triton
+def test_tritons_kernels_where_the_ring_cuts_matrices(monkeypatch):
+    """A piece's kernel must not write to columns of the piece before, whose update lands."""
+    monkeypatch.setattr(sizes, "RING_BYTES", 1)
+    assert races("release", S2, steps=6, kernels="triton") == []
 
 
 @both_modes

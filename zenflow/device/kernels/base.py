@@ -6,12 +6,43 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from zenflow.rule.adamw import Hyper
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class HostColumns:
+    """Columns of a matrix that are neighbouring rows on the host."""
+
+    indices: Tensor
+    """Column of each of these rows, (D,), int64."""
+    rows: Tensor
+    """Host row of each column of the matrix, (I,), int32; -1 for a column that has none."""
+    first_row: int
+    """First of these host rows."""
+    last_row: int
+    """Host row after the last one."""
+    first_column: int
+    """Column from which on these columns lie; others may lie among them."""
+    last_column: int
+    """Column before which these columns lie."""
+
+    @classmethod
+    def of(cls, indices: Tensor, num_columns: int) -> HostColumns:
+        """Return columns, (D,) int64, which are all host rows of a matrix of so many columns."""
+        count = len(indices)
+        rows = torch.full((num_columns,), -1, dtype=torch.int32, device=indices.device)
+        rows[indices] = torch.arange(count, dtype=torch.int32, device=indices.device)
+        return cls(indices, rows, 0, count, 0, num_columns)
+
+    def __len__(self) -> int:
+        """Return the number of columns, D."""
+        return self.last_row - self.first_row
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class FreshMove:
     """Factors of one matrix's fresh step: w_ij <- w_ij - rate g_ij column_j row_i."""
 
@@ -21,6 +52,9 @@ class FreshMove:
     """Factor on each row, (O,), float32."""
     rate: float
     """Factor on all elements."""
+    stays: Tensor | None = None
+    """Further factor on each column, (I,), float32: 0 for one that must not move; None for none.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +68,11 @@ class LateGradient:
     move: FreshMove
     """Fresh step by this gradient; its rows are those that the arriving columns have."""
 
-    def move_on(self, values_DO: Tensor, columns_D: Tensor) -> None:
+    def move_on(self, values_DO: Tensor, columns: HostColumns) -> None:
         """Apply the fresh step of this gradient to arriving weights, in place."""
-        move = self.move
-        rows_DO = self.rows if self.is_packed else self.rows.index_select(0, columns_D)
-        factors_D1 = move.column_factors.index_select(0, columns_D).unsqueeze(1)
+        move, indices_D = self.move, columns.indices
+        rows_DO = self.rows if self.is_packed else self.rows.index_select(0, indices_D)
+        factors_D1 = move.column_factors.index_select(0, indices_D).unsqueeze(1)
         values_DO.addcmul_(rows_DO * factors_D1, move.row_factors, value=-move.rate)
 
 
@@ -97,13 +131,12 @@ class DeviceKernels(ABC):
         """Return a copy of a gradient's important columns, as `update` takes them."""
 
     @abstractmethod
-    def move(self, weight_OI: Tensor, grad_OI: Tensor, columns_D: Tensor, move: FreshMove) -> None:
+    def move(self, weight_OI: Tensor, grad_OI: Tensor, move: FreshMove) -> None:
         """Take the fresh step of a whole matrix.
 
         Args:
             weight_OI: The weight.
             grad_OI: Its gradient.
-            columns_D: All columns whose factor is not 0, int64.
             move: The factors.
         """
 
@@ -111,7 +144,7 @@ class DeviceKernels(ABC):
     def pack(
         self,
         grad_OI: Tensor,
-        columns_D: Tensor,
+        columns: HostColumns,
         packed_DO: Tensor,
         weight_OI: Tensor | None = None,
         move: FreshMove | None = None,
@@ -120,21 +153,26 @@ class DeviceKernels(ABC):
 
         Args:
             grad_OI: The gradient.
-            columns_D: Indices of the columns, int64.
+            columns: The columns.
             packed_DO: Output, contiguous.
-            weight_OI: Weight of the fresh step, for `moves_while_packing`.
+            weight_OI: Weight of the fresh step, for `moves_while_packing`; nobody else may write
+                to the columns among which the packed ones lie.
             move: Factors of the fresh step; None for none.
         """
 
     @abstractmethod
     def land(
-        self, arrived_DO: Tensor, columns_D: Tensor, weight_OI: Tensor, late: LateGradient | None
+        self,
+        arrived_DO: Tensor,
+        columns: HostColumns,
+        weight_OI: Tensor,
+        late: LateGradient | None,
     ) -> None:
-        """Write rows that have come from the host into a weight's columns.
+        """Write rows that have come from the host into a weight's columns, and into no other.
 
         Args:
             arrived_DO: The rows, on the device; may be overwritten where a gradient is late.
-            columns_D: Indices of the columns, int64.
+            columns: The columns.
             weight_OI: The weight.
             late: Gradient whose fresh step the columns still need; None where there is none.
         """

@@ -11,6 +11,7 @@ from zenflow.device.kernels.base import (
     ColumnState,
     DeviceKernels,
     FreshMove,
+    HostColumns,
     LateGradient,
     Member,
 )
@@ -39,38 +40,42 @@ class TorchKernels(DeviceKernels):
         """Return them as columns, (O, K)."""
         return grad_OI.index_select(1, columns_K)
 
-    def move(self, weight_OI: Tensor, grad_OI: Tensor, columns_D: Tensor, move: FreshMove) -> None:
+    def move(self, weight_OI: Tensor, grad_OI: Tensor, move: FreshMove) -> None:
         """Move all columns, with a float32 temporary of at most `FRESH_ELEMENTS`."""
-        del columns_D  # a factor of 0 leaves the others where they are
+        factors_I = move.column_factors if move.stays is None else move.column_factors * move.stays
         height = max(1, FRESH_ELEMENTS // weight_OI.shape[1])
         factors_O1 = move.row_factors.unsqueeze(1)
         if height >= len(weight_OI):  # views cost the interpreter as much as operations
-            weight_OI.addcmul_(grad_OI * move.column_factors, factors_O1, value=-move.rate)
+            weight_OI.addcmul_(grad_OI * factors_I, factors_O1, value=-move.rate)
             return
         whole = (weight_OI, grad_OI, factors_O1)
         parts = zip(*(tensor.split(height) for tensor in whole), strict=True)
         for weight, grad, factors in parts:
-            weight.addcmul_(grad * move.column_factors, factors, value=-move.rate)
+            weight.addcmul_(grad * factors_I, factors, value=-move.rate)
 
     def pack(
         self,
         grad_OI: Tensor,
-        columns_D: Tensor,
+        columns: HostColumns,
         packed_DO: Tensor,
         weight_OI: Tensor | None = None,
         move: FreshMove | None = None,
     ) -> None:
         """Gather rows of the transposed gradient."""
         assert move is None, "these kernels move whole matrices"
-        torch.index_select(grad_OI.t(), 0, columns_D, out=packed_DO)
+        torch.index_select(grad_OI.t(), 0, columns.indices, out=packed_DO)
 
     def land(
-        self, arrived_DO: Tensor, columns_D: Tensor, weight_OI: Tensor, late: LateGradient | None
+        self,
+        arrived_DO: Tensor,
+        columns: HostColumns,
+        weight_OI: Tensor,
+        late: LateGradient | None,
     ) -> None:
         """Scatter rows into the transposed weight."""
         if late is not None:
-            late.move_on(arrived_DO, columns_D)
-        weight_OI.t().index_copy_(0, columns_D, arrived_DO)
+            late.move_on(arrived_DO, columns)
+        weight_OI.t().index_copy_(0, columns.indices, arrived_DO)
 
     def update(
         self, state: ColumnState, members: Sequence[Member], hyper: Hyper, factor: Tensor | None
@@ -103,18 +108,22 @@ class CpuKernels(TorchKernels):
     def pack(
         self,
         grad_OI: Tensor,
-        columns_D: Tensor,
+        columns: HostColumns,
         packed_DO: Tensor,
         weight_OI: Tensor | None = None,
         move: FreshMove | None = None,
     ) -> None:
         """Transpose by blocks and gather rows: a third of the time of a strided gather."""
-        super().pack(grad_OI.t().contiguous().t(), columns_D, packed_DO, weight_OI, move)
+        super().pack(grad_OI.t().contiguous().t(), columns, packed_DO, weight_OI, move)
 
     def land(
-        self, arrived_DO: Tensor, columns_D: Tensor, weight_OI: Tensor, late: LateGradient | None
+        self,
+        arrived_DO: Tensor,
+        columns: HostColumns,
+        weight_OI: Tensor,
+        late: LateGradient | None,
     ) -> None:
         """Scatter columns."""
         if late is not None:
-            late.move_on(arrived_DO, columns_D)
-        weight_OI.index_copy_(1, columns_D, arrived_DO.t().contiguous())
+            late.move_on(arrived_DO, columns)
+        weight_OI.index_copy_(1, columns.indices, arrived_DO.t().contiguous())

@@ -6,6 +6,7 @@ torch's operations move 40.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -19,6 +20,7 @@ from zenflow.device.kernels.base import (
     ColumnState,
     DeviceKernels,
     FreshMove,
+    HostColumns,
     LateGradient,
     Member,
 )
@@ -28,12 +30,20 @@ SQUARES = {"ROWS": 64, "COLUMNS": 128, "num_warps": 4}
 """Tile of `add_squares`."""
 PARTS = {"PARTS": 64, "WIDTH": 32, "num_warps": 4}
 """Tile of `add_parts`."""
-TURNED = {"ROWS": 64, "COLUMNS": 64, "num_warps": 4}
+GATHERED = {"ROWS": 32, "COLUMNS": 64, "num_warps": 4}
+"""Tile of `gather`."""
+TURNED = {"ROWS": 32, "COLUMNS": 128, "num_warps": 4}
 """Tile of kernels that turn columns into rows, or back."""
 STEPPED = {"ROWS": 64, "COLUMNS": 32, "num_warps": 4}
 """Tile of `adamw`."""
-_MOST_PROGRAMS = 2048
+_MOST_PROGRAMS = 1024
 """Number of programs of `add_squares` that fill any device; more of them leave more parts."""
+_ALIGNMENT = 16
+"""Alignment in bytes that Triton asks of a pointer for wide accesses. By these it chooses the
+order in which a tile is added up, and a gradient in a buffer of others must give the bits of one
+by itself."""
+_INTERPRETING = threading.Lock()
+"""Held while a kernel is interpreted: the interpreter serves one thread at a time."""
 _EXACT = {"enable_fp_fusion": False}
 """No fused multiply-add: a result is what its formula says, on every architecture."""
 
@@ -55,7 +65,10 @@ class TritonKernels(DeviceKernels):
 
     def _here(self) -> AbstractContextManager[Any]:
         """Return a context in which Triton launches on this device, as torch always does."""
-        return nullcontext() if self._device.type == "cpu" else torch.cuda.device(self._device)
+        if self._device.type == "cpu":
+            return _INTERPRETING
+        is_here = torch.cuda.current_device() == self._device.index
+        return nullcontext() if is_here else torch.cuda.device(self._device)
 
     def energies(self, measured: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
         """Read each matrix once; a second small kernel adds up its parts."""
@@ -65,63 +78,76 @@ class TritonKernels(DeviceKernels):
 
     def important(self, grad_OI: Tensor, columns_K: Tensor) -> Tensor:
         """Return them as rows, (K, O)."""
-        rows_KO = grad_OI.new_empty((len(columns_K), len(grad_OI)))
-        self.pack(grad_OI, columns_K, rows_KO)
+        count, num_rows = len(columns_K), len(grad_OI)
+        rows_KO = grad_OI.new_empty((count, num_rows))
+        if count:
+            with self._here():
+                triton_source.gather[_grid(count, num_rows, GATHERED)](
+                    grad_OI, columns_K, rows_KO, count, num_rows, *grad_OI.stride(), **GATHERED
+                )
         return rows_KO
 
-    def move(self, weight_OI: Tensor, grad_OI: Tensor, columns_D: Tensor, move: FreshMove) -> None:
-        """Move deferred columns, and touch no other."""
-        self._move_and_pack(grad_OI, columns_D, None, weight_OI, move)
+    def move(self, weight_OI: Tensor, grad_OI: Tensor, move: FreshMove) -> None:
+        """Read gradient and weight once, and write the weight."""
+        whole = (0, 0, 0, weight_OI.shape[1])
+        self._move_and_pack(grad_OI, None, whole, None, weight_OI, move)
 
     def pack(
         self,
         grad_OI: Tensor,
-        columns_D: Tensor,
+        columns: HostColumns,
         packed_DO: Tensor,
         weight_OI: Tensor | None = None,
         move: FreshMove | None = None,
     ) -> None:
-        """Read the columns once, for both."""
-        self._move_and_pack(grad_OI, columns_D, packed_DO, weight_OI, move)
+        """Read the gradient once, for both."""
+        if len(columns):
+            part = _ranges(columns)
+            self._move_and_pack(grad_OI, columns.rows, part, packed_DO, weight_OI, move)
 
     def _move_and_pack(
         self,
         grad_OI: Tensor,
-        columns_D: Tensor,
+        host_rows: Tensor | None,
+        part: tuple[int, int, int, int],
         packed_DO: Tensor | None,
         weight_OI: Tensor | None,
         move: FreshMove | None,
     ) -> None:
-        num_packed, num_rows = len(columns_D), len(grad_OI)
-        if not num_packed:
-            return
-        factors = (None, None) if move is None else (move.column_factors, move.row_factors)
+        first, last, num_rows = *part[2:], len(grad_OI)
+        factors: tuple[Any, ...] = (None, None, None, 0.0)
+        if move is not None:
+            factors = (move.column_factors, move.stays, move.row_factors, move.rate)
         with self._here():
-            triton_source.move_and_pack[_grid(num_packed, num_rows, TURNED)](
-                grad_OI, columns_D, weight_OI, *factors, packed_DO,
-                0.0 if move is None else move.rate, num_packed, num_rows, *grad_OI.stride(),
-                *((0, 0) if weight_OI is None else weight_OI.stride()),
-                MOVES=move is not None, PACKS=packed_DO is not None, **TURNED, **_EXACT,
+            triton_source.move_and_pack[_grid(last - first, num_rows, TURNED)](
+                grad_OI, weight_OI, packed_DO, host_rows, *factors, *part, num_rows,
+                *grad_OI.stride(), *((0, 0) if weight_OI is None else weight_OI.stride()),
+                MOVES=move is not None, STAYS=move is not None and move.stays is not None,
+                PACKS=packed_DO is not None, **TURNED, **_EXACT,
             )  # fmt: skip
 
     def land(
-        self, arrived_DO: Tensor, columns_D: Tensor, weight_OI: Tensor, late: LateGradient | None
+        self,
+        arrived_DO: Tensor,
+        columns: HostColumns,
+        weight_OI: Tensor,
+        late: LateGradient | None,
     ) -> None:
         """Read rows once, and their late gradient, and write columns."""
-        num_arrived, num_rows = arrived_DO.shape
-        if not num_arrived:
+        if not len(columns):
             return
-        newer: tuple[Any, ...] = (None, None, None, 0.0)
-        strides = (0, 0)
+        part, num_rows = _ranges(columns), arrived_DO.shape[1]
+        newer: Tensor | None = None
+        factors: tuple[Any, ...] = (None, None, 0.0)
         if late is not None:
-            move = late.move
-            newer = (late.rows, move.column_factors, move.row_factors, move.rate)
-            strides = late.rows.stride()
+            newer = late.rows
+            factors = (late.move.column_factors, late.move.row_factors, late.move.rate)
         with self._here():
-            triton_source.land[_grid(num_arrived, num_rows, TURNED)](
-                arrived_DO, columns_D, weight_OI, *newer, num_arrived, num_rows,
-                *weight_OI.stride(), *strides, IS_LATE=late is not None,
-                IS_PACKED=late is None or late.is_packed, **TURNED, **_EXACT,
+            triton_source.land[_grid(part[3] - part[2], num_rows, TURNED)](
+                arrived_DO, weight_OI, newer, columns.rows, *factors, *part, num_rows,
+                *weight_OI.stride(), *((0, 0) if newer is None else newer.stride()),
+                IS_LATE=late is not None, IS_PACKED=late is None or late.is_packed,
+                **TURNED, **_EXACT,
             )  # fmt: skip
 
     def update(
@@ -146,11 +172,17 @@ class TritonKernels(DeviceKernels):
                 )  # fmt: skip
 
 
+def _ranges(columns: HostColumns) -> tuple[int, int, int, int]:
+    return columns.first_row, columns.last_row, columns.first_column, columns.last_column
+
+
 def _grid(num_columns: int, num_rows: int, tile: dict[str, int]) -> tuple[int, int]:
     return triton.cdiv(num_columns, tile["COLUMNS"]), triton.cdiv(num_rows, tile["ROWS"])
 
 
 def _energies(matrix_OI: Tensor, columns: Tensor, rows: Tensor) -> None:
+    if matrix_OI.data_ptr() % _ALIGNMENT:
+        matrix_OI = matrix_OI.clone()
     num_rows, num_columns = matrix_OI.shape
     across, down = _grid(num_columns, num_rows, SQUARES)
     num_tiles = max(1, across * down // _MOST_PROGRAMS)

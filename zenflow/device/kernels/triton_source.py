@@ -65,57 +65,88 @@ def add_parts(
 
 
 @triton.jit
-def move_and_pack(
-    grad, columns, weight, column_factors, row_factors, packed, rate, num_packed, num_rows,
-    grad_row, grad_column, weight_row, weight_column,
-    MOVES: tl.constexpr, PACKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+def gather(
+    matrix, columns, rows, num_columns, num_rows, row_stride, column_stride,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Read some columns of a gradient once: move their weights, write them as rows, or both."""
+    """Write some columns of a matrix as rows, (K, O)."""
     place = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    is_place, is_row = place < num_packed, row < num_rows
+    is_place, is_row = place < num_columns, row < num_rows
     inside = is_row[:, None] & is_place[None, :]
     column = tl.load(columns + place, mask=is_place, other=0)
-    rows = row.to(tl.int64)[:, None]
-    at = grad + rows * grad_row + column[None, :] * grad_column
+    at = matrix + row.to(tl.int64)[:, None] * row_stride + column[None, :] * column_stride
     values = tl.load(at, mask=inside, other=0.0)
+    tl.store(rows + place.to(tl.int64)[None, :] * num_rows + row[:, None], values, mask=inside)
+
+
+@triton.jit
+def move_and_pack(
+    grad, weight, packed, host_rows, column_factors, stays, row_factors, rate,
+    first_row, last_row, first_column, last_column, num_rows,
+    grad_row, grad_column, weight_row, weight_column, MOVES: tl.constexpr, STAYS: tl.constexpr,
+    PACKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Read neighbouring columns of a gradient once: move their weights, pack some, or both.
+
+    Columns are packed, and moved, whose host row is in first_row..last_row-1; without packing all
+    of them are moved. A column among them that is not moved gets the weight that it has, so that
+    accesses are of whole memory lines.
+    """
+    column = first_column + tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    is_column, is_row = column < last_column, row < num_rows
+    inside = is_row[:, None] & is_column[None, :]
+    rows, columns = row.to(tl.int64)[:, None], column.to(tl.int64)[None, :]
+    chosen = is_column
     if PACKS:
-        at = packed + place.to(tl.int64)[None, :] * num_rows + row[:, None]
-        tl.store(at, values, mask=inside)
-    if MOVES:
-        of_columns = tl.load(column_factors + column, mask=is_place, other=0.0)
-        of_rows = tl.load(row_factors + row, mask=is_row, other=0.0)
-        at = weight + rows * weight_row + column[None, :] * weight_column
-        old = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-        motion = rate * (values.to(tl.float32) * of_columns[None, :]) * of_rows[:, None]
-        tl.store(at, (old - motion).to(weight.dtype.element_ty), mask=inside)
+        place = tl.load(host_rows + column, mask=is_column, other=-1)
+        chosen = (place >= first_row) & (place < last_row)
+    if tl.max(chosen.to(tl.int32), axis=0) > 0:  # a matrix in several pieces is read about once
+        values = tl.load(grad + rows * grad_row + columns * grad_column, mask=inside, other=0.0)
+        if PACKS:
+            at = packed + (place - first_row).to(tl.int64)[None, :] * num_rows + row[:, None]
+            tl.store(at, values, mask=is_row[:, None] & chosen[None, :])
+        if MOVES:
+            of_columns = tl.load(column_factors + column, mask=chosen, other=0.0)
+            if STAYS:
+                of_columns = of_columns * tl.load(stays + column, mask=chosen, other=0.0)
+            of_rows = tl.load(row_factors + row, mask=is_row, other=0.0)
+            at = weight + rows * weight_row + columns * weight_column
+            old = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+            motion = rate * (values.to(tl.float32) * of_columns[None, :]) * of_rows[:, None]
+            tl.store(at, (old - motion).to(weight.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def land(
-    arrived, columns, weight, late, column_factors, row_factors, rate, num_arrived, num_rows,
-    weight_row, weight_column, late_row, late_column,
+    arrived, weight, late, host_rows, column_factors, row_factors, rate,
+    first_row, last_row, first_column, last_column, num_rows,
+    weight_row, weight_column, late_place, late_row,
     IS_LATE: tl.constexpr, IS_PACKED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Write rows into a weight's columns, the fresh step of a late gradient applied.
 
-    `late` is (D, O) or (I, O), by `IS_PACKED`; its strides are those of its two dimensions.
+    `late` is (D, O) or (I, O), by `IS_PACKED`; its strides are those of its two dimensions. Other
+    columns than those that arrive are not touched: another stream may write to them.
     """
-    place = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    column = first_column + tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    is_place, is_row = place < num_arrived, row < num_rows
-    inside = is_row[:, None] & is_place[None, :]
-    column = tl.load(columns + place, mask=is_place, other=0)
-    rows, places = row.to(tl.int64)[:, None], place.to(tl.int64)[None, :]
+    is_column, is_row = column < last_column, row < num_rows
+    place = tl.load(host_rows + column, mask=is_column, other=-1)
+    arrives = (place >= first_row) & (place < last_row)
+    inside = is_row[:, None] & arrives[None, :]
+    rows, columns = row.to(tl.int64)[:, None], column.to(tl.int64)[None, :]
+    places = (place - first_row).to(tl.int64)[None, :]
     values = tl.load(arrived + places * num_rows + rows, mask=inside, other=0.0)
     if IS_LATE:
-        source = places if IS_PACKED else column[None, :]
-        newer = tl.load(late + source * late_row + rows * late_column, mask=inside, other=0.0)
-        of_columns = tl.load(column_factors + column, mask=is_place, other=0.0)
+        source = places if IS_PACKED else columns
+        newer = tl.load(late + source * late_place + rows * late_row, mask=inside, other=0.0)
+        of_columns = tl.load(column_factors + column, mask=is_column, other=0.0)
         of_rows = tl.load(row_factors + row, mask=is_row, other=0.0)
         motion = rate * (newer.to(tl.float32) * of_columns[None, :]) * of_rows[:, None]
         values = (values.to(tl.float32) - motion).to(weight.dtype.element_ty)
-    tl.store(weight + rows * weight_row + column[None, :] * weight_column, values, mask=inside)
+    tl.store(weight + rows * weight_row + columns * weight_column, values, mask=inside)
 
 
 @triton.jit
@@ -140,7 +171,8 @@ def adamw(
     scale = tl.load(denom_scale + place, mask=is_place, other=1.0)[:, None]
     mean = mean + rest1 * (new - mean)
     square = square * beta2 + rest2 * (new * new)
-    value = value * kept - (mean * size) / (tl.sqrt_rn(square) / scale + eps)
+    denom = tl.div_rn(tl.sqrt_rn(square), scale) + eps
+    value = value * kept - tl.div_rn(mean * size, denom)
     tl.store(exp_avg + at, mean, mask=inside)
     tl.store(exp_avg_sq + at, square, mask=inside)
     tl.store(master + at, value, mask=inside)

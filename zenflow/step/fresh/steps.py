@@ -147,6 +147,7 @@ class FreshSteps:
         self._rates: dict[SplitParam, float] = {}
         self._moving: set[SplitParam] = set()
         self._landing: set[Block] = set()
+        self._moves: dict[SplitParam, FreshMove] = {}
         by_block, by_split = [], []
         known: dict[tuple[int, int], tuple[float, float, tuple[float, float]]] = {}
         next_due = self._calendar.next_due
@@ -204,21 +205,25 @@ class FreshSteps:
         if moving and not self._has_factors:
             make_factors(self._buckets[bucket.index], moving)
         for split in moving:
-            if not self._is_moved_in_pack(split):
-                self._move(split, grads[split])
-
-    def _is_moved_in_pack(self, split: SplitParam) -> bool:
-        return self._moves_in_pack and split.part.is_whole
+            move = self._factors(split)
+            if self._moves_in_pack and split.part.is_whole:
+                self._moves[split] = move
+                continue
+            if any(block in self._landing for block in split.blocks):
+                move = replace(move, stays=self._stays[split])
+            self._device.kernels.move(split.weight(), grads[split], move)
 
     def move_in_pack(self, block: Block) -> FreshMove | None:
-        """Return the fresh step to take while a block is packed, after `apply`; None for none."""
-        split = block.split
-        if split not in self._moving or block in self._landing:
-            return None
-        return self._factors(split) if self._is_moved_in_pack(split) else None
+        """Return the fresh step to take while a block is packed, after `apply`; None for none.
+
+        Blocks of one parameter have one between them. A block whose update lands has none: its
+        update may be on its way by then, for columns that were packed before.
+        """
+        return None if block in self._landing else self._moves.get(block.split)
 
     def _factors(self, split: SplitParam) -> FreshMove:
-        return FreshMove(split.columns.fresh_factors, split.rows.fresh_factors, self._rates[split])
+        columns, rows = split.columns.fresh_factors, split.rows.fresh_factors
+        return FreshMove(columns, rows, self._rates[split])
 
     def prepare(self, present: Collection[SplitParam]) -> None:
         """Compute all buckets' factors at once, in place of `apply`; all gradients are measured.
@@ -236,13 +241,6 @@ class FreshSteps:
             make_factors(whole, moving)
         self._has_factors = True
 
-    def _move(self, split: SplitParam, grad_OI: Tensor) -> None:
-        move = self._factors(split)
-        if any(block in self._landing for block in split.blocks):
-            move = replace(move, column_factors=move.column_factors * self._stays[split])
-        columns = split.deferred_columns
-        self._device.kernels.move(split.weight(), grad_OI, columns, move)
-
     def late(self, split: SplitParam, rows: Tensor, *, is_packed: bool) -> LateGradient | None:
         """Return the gradient whose fresh step landing columns still need, after `apply`.
 
@@ -254,9 +252,8 @@ class FreshSteps:
         """
         if split not in self._moving:
             return None
-        move = self._factors(split)
-        own = replace(move, row_factors=split.part.of(move.row_factors))
-        return LateGradient(rows, is_packed, own)
+        factors = split.columns.fresh_factors, split.part.of(split.rows.fresh_factors)
+        return LateGradient(rows, is_packed, FreshMove(*factors, self._rates[split]))
 
     def finish(self, step: Step, factor: Tensor) -> None:
         """Update the second moments C and R by a step that is taken.

@@ -18,7 +18,7 @@ from torch import Tensor
 from zenflow.columns.byte_memory import ByteMemory
 from zenflow.columns.layout import Block
 from zenflow.device.base import AbstractDevice
-from zenflow.device.kernels.base import FreshMove
+from zenflow.device.kernels.base import FreshMove, HostColumns
 from zenflow.lanes.lease import Lease
 from zenflow.rule.sizes import PIECES, aligned, ring_bytes
 
@@ -31,8 +31,8 @@ class PackJob:
     """Block that the columns are of."""
     grad: Tensor
     """Gradient of the block's parameter, (O, I)."""
-    columns: Tensor
-    """Indices of the columns, (high - low,), int64."""
+    columns: HostColumns
+    """The columns."""
     host: Tensor
     """Host's buffer of the columns, (high - low, O)."""
     low: int
@@ -61,17 +61,38 @@ class PackJob:
         count, num_rows = block.host_shape
         num_bytes = count * num_rows * host.itemsize
         slot_bytes = count * block.split.part.most * host.itemsize
-        columns = block.deferred_columns
-        return cls(block, grad, columns, host, 0, count, num_bytes, slot_bytes, move)
+        return cls(block, grad, block.deferred, host, 0, count, num_bytes, slot_bytes, move)
 
     def part(self, low: int, high: int) -> PackJob:
         """Return a whole job's part for columns low..high-1."""
         num_bytes, slot_bytes = (
             whole // self.high * (high - low) for whole in (self.num_bytes, self.slot_bytes)
         )
-        columns, host = self.columns[low:high], self.host[low:high]
+        first, host = self.columns.first_row, self.host[low:high]
+        columns = self.block.split.host_columns(first + low, first + high)
         sizes = num_bytes, slot_bytes
         return PackJob(self.block, self.grad, columns, host, low, high, *sizes, self.move)
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """Jobs of one gradient that lie in the ring as on the host, one after another."""
+
+    first: int
+    """First byte in the ring."""
+    jobs: list[PackJob]
+    """The jobs, in order."""
+
+    def takes(self, job: PackJob, at: int) -> bool:
+        """Whether a job whose slot begins at a byte goes on where this run ends."""
+        last = self.jobs[-1]
+        size = sum(each.num_bytes for each in self.jobs)
+        is_next = (
+            job.grad is last.grad
+            and job.move is last.move
+            and job.columns.first_row == last.columns.last_row
+        )
+        return is_next and at == self.first + size
 
 
 class GradientRing:
@@ -128,19 +149,36 @@ class GradientRing:
             readers take. The packing itself is ordered by the compute stream.
         """
         first = self._free_slot(sum(aligned(job.slot_bytes) for job in piece), waiting)
-        packed = []
+        packed: list[tuple[Tensor, Tensor]] = []
+        runs: list[_Run] = []
         at = first
         for job in piece:
-            shape = job.high - job.low, job.block.split.num_host_rows
-            room = self._memory.matrix(at, shape, job.host.dtype)
-            weight = None if job.move is None else job.block.split.weight()
-            self._device.kernels.pack(job.grad, job.columns, room, weight, job.move)
-            packed.append((room, job.host))
+            packed.append((self._room(at, job, job.high - job.low), job.host))
+            if runs and runs[-1].takes(job, at):
+                runs[-1].jobs.append(job)
+            else:
+                runs.append(_Run(at, [job]))
             at += aligned(job.slot_bytes)
+        for run in runs:
+            self._launch(run)
         self._next = at
         slot = Lease()
         self._taken.append((first, at, slot))
         return packed, slot
+
+    def _room(self, at: int, job: PackJob, num_rows: int) -> Tensor:
+        """Return the matrix of so many of a job's columns that begins at a byte of the ring."""
+        return self._memory.matrix(at, (num_rows, job.block.split.num_host_rows), job.host.dtype)
+
+    def _launch(self, run: _Run) -> None:
+        """Pack a run by one kernel."""
+        job, last = run.jobs[0], run.jobs[-1]
+        split, columns = job.block.split, job.columns
+        if job is not last:
+            columns = split.host_columns(columns.first_row, last.columns.last_row)
+        weight = None if job.move is None else split.weight()
+        room = self._room(run.first, job, len(columns))
+        self._device.kernels.pack(job.grad, columns, room, weight, job.move)
 
     def restart(self) -> None:
         """Go on at the ring's beginning, since the next piece is the first of a step.

@@ -124,6 +124,7 @@ def _load_split(
     split.columns.scores.copy_(sums_I / max(correction, 1e-12))
     for block in split.blocks:
         _choose(block)
+    split.note_owners()
     split.num_steps = int(state["step"])
     bank_rows = slice(split.bank_first, split.bank_last)
     for name, moments_IO in zip(_MOMENTS, (avg_IO, square_IO), strict=True):
@@ -138,7 +139,6 @@ def _choose(block: Block) -> None:
     """Choose a block's important columns by their scores, before its rows are in use."""
     none = torch.zeros(block.shape.num_columns, dtype=torch.bool, device="cpu")
     chosen = select_columns(block.columns.scores.cpu(), none, block.shape.num_important, 0.0)
-    block.columns.is_important.copy_(chosen)
     block.important_columns.copy_(chosen.nonzero().squeeze(1) + block.shape.first)
     block.deferred_columns.copy_((~chosen).nonzero().squeeze(1) + block.shape.first)
 

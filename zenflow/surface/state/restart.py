@@ -24,8 +24,8 @@ def restart(engine: Engine) -> None:
     All other values that are no tensors are the caller's to reset.
     """
     end_windows(engine)
-    for block in engine.layout.blocks:
-        share_evenly(block)
+    for split in engine.layout.splits:
+        share_evenly(split)
     for place in engine.layout.places:
         for name, tensor in param_state(engine, place).items():
             if name not in _KEPT:

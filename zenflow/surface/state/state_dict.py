@@ -194,8 +194,7 @@ def _load_params(
         if isinstance(place, SplitParam) and TRAINING in lacks:
             place.host.staging.copy_(place.host.master)
     for split in engine.layout.splits:
-        split.columns.is_important.zero_()
-        split.columns.is_important[split.important_columns] = True
+        split.note_owners()
         split.show_important()
     for resident in engine.layout.residents:
         if resident.has_master:

@@ -63,6 +63,8 @@ def _add(archive: tarfile.TarFile, path: Path, name: Path) -> None:
 def unpack(archives: Sequence[Path], folder: Path) -> None:
     """Put the records of some calls into one folder, as if one call had run all their parts.
 
+    Of a part that several calls have run, the last one's records stay.
+
     Raises:
         ConfigError: An archive holds no call's records, or they are of several commits or GPUs.
     """
@@ -87,7 +89,9 @@ def unpack(archives: Sequence[Path], folder: Path) -> None:
                     f"archives must be of one commit and one GPU, and {path} is of {own} beside "
                     f"{first}: keep each of them by itself"
                 )
-            whole["parts"] += found["parts"]
+            again = {part["part"] for part in found["parts"]}
+            kept = [part for part in whole["parts"] if part["part"] not in again]
+            whole["parts"] = [*kept, *found["parts"]]
             shutil.copytree(root, folder, dirs_exist_ok=True)
     write_json(folder / SUITE, whole or {})
 

@@ -1,0 +1,78 @@
+"""Compile the kernels for GPUs that are not there, and print their PTX by kernel, as JSON."""
+
+import itertools
+import json
+import sys
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from zenflow.device.kernels import triton_kernels as launched
+from zenflow.device.kernels import triton_source as source
+
+FLOATS = ["column_factors", "stays", "row_factors", "of_columns", "of_rows", "columns", "rows"]
+STATE = ["master", "exp_avg", "exp_avg_sq", "step_size", "denom_scale", "factor"]
+NUMBERS = ["rate", "kept", "rest1", "beta2", "rest2", "eps"]
+OF_MODEL = ["grad", "weight", "packed", "arrived", "late", "matrix"]
+ONE = {"grad_column": 1, "weight_column": 1, "column_stride": 1, "late_row": 1}
+"""Strides of the last dimension, as Triton takes them for constants."""
+
+
+def type_of(name, dtype, kernel):
+    if name in OF_MODEL or (kernel is source.gather and name == "rows"):
+        return f"*{dtype}"
+    if name == "columns" and kernel in (source.gather, source.adamw):
+        return "*i64"
+    if name in FLOATS + STATE:
+        return "*fp32"
+    return "*i32" if name == "host_rows" else "fp32" if name in NUMBERS else "i32"
+
+
+def ptx_of(kernel, tile, dtype, capability, **constants):
+    """Return the PTX for matrices whose rows begin at multiples of 16 bytes."""
+    sizes = {name: size for name, size in tile.items() if name != "num_warps"}
+    names = kernel.arg_names
+    fixed = {name: value for name, value in {**ONE, **sizes, **constants}.items() if name in names}
+    types = {
+        name: "constexpr" if name in fixed else type_of(name, dtype, kernel) for name in names
+    }
+    even = [
+        i for i, name in enumerate(names) if types[name].startswith("*") or types[name] == "i32"
+    ]
+    attributes = {(i,): [["tt.divisibility", 16]] for i in even if names[i] not in fixed}
+    made = triton.compile(
+        ASTSource(fn=kernel, signature=types, constexprs=fixed, attrs=attributes),
+        target=GPUTarget("cuda", capability, 32),
+        options={"num_warps": tile.get("num_warps", 4), **launched._EXACT},
+    )
+    return made.asm["ptx"]
+
+
+def main():
+    nothing = {"stays": None}
+    found = {}
+    for dtype, capability in itertools.product(("bf16", "fp32"), (80, 90)):
+        cases = {
+            "move and pack": (source.move_and_pack, launched.TURNED,
+                              {"MOVES": True, "STAYS": False, "PACKS": True, **nothing}),
+            "move": (source.move_and_pack, launched.TURNED,
+                     {"MOVES": True, "STAYS": True, "PACKS": False, "packed": None,
+                      "host_rows": None}),
+            "pack": (source.move_and_pack, launched.TURNED,
+                     {"MOVES": False, "STAYS": False, "PACKS": True, "weight": None,
+                      "column_factors": None, "row_factors": None, **nothing}),
+            "land": (source.land, launched.TURNED, {"IS_LATE": True, "IS_PACKED": True}),
+            "add squares": (source.add_squares, launched.SQUARES, {"HAS_ROWS": True}),
+            "add parts": (source.add_parts, launched.PARTS, {}),
+            "gather": (source.gather, launched.GATHERED, {}),
+            "adamw": (source.adamw, launched.STEPPED, {"HAS_FACTOR": True}),
+        }  # fmt: skip
+        for name, (kernel, tile, constants) in cases.items():
+            ptx = ptx_of(kernel, tile, dtype, capability, **constants)
+            found[f"{name}, {dtype}, sm_{capability}"] = ptx
+    sys.stdout.write(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
