@@ -44,6 +44,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--race-steps", type=int, default=1000, help="steps of each race on a GPU (default: 1000)"
     )
+    parser.addoption(
+        "--kernels", choices=["triton", "torch"], help="kernels of all optimizers (default: auto)"
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -63,6 +66,25 @@ def pytest_collection_finish() -> None:
     """Let the garbage collector pass over what imports have made: it is there to the end."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def kernels_that_were_asked_for(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let optimizers that leave the choice of kernels open have those of `--kernels`."""
+    name = request.config.getoption("--kernels")
+    if name is None:
+        yield
+        return
+    from zenflow.surface import assembly
+
+    chosen = assembly.kernels_for
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            assembly,
+            "kernels_for",
+            lambda choice, *rest: chosen(name if choice == "auto" else choice, *rest),
+        )
+        yield
 
 
 @pytest.fixture(autouse=True)

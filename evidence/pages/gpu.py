@@ -61,7 +61,7 @@ def read_suite(folder: Path) -> dict[str, Any]:
 
 
 def _capped(cells: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield what the runs of 8B parameters took, in words."""
+    """Yield memory, speed and stalls of the runs of 8B parameters, in words."""
     for cell in cells:
         for run in cell["runs"] if cell["cell"]["model"] == "8b" else ():
             yield (

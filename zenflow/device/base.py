@@ -28,7 +28,7 @@ class Arrival:
     values: Tensor
     """Host's buffer of the columns, (D, O), or of this host's rows of them; `late` is alike."""
     columns: HostColumns
-    """The columns."""
+    """Columns that these values are of."""
     weight: Tensor
     """Weight that the columns are written to, (O, I)."""
     late: LateGradient | None = None

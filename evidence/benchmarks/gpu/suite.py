@@ -66,7 +66,7 @@ PARTS: Mapping[str, Callable[[Path, float], list[str]]] = {
     "environment": lambda out, _: _python(
         "evidence.benchmarks.gpu.environment", "--out", str(out)
     ),
-    "tests": lambda out, _: _pytest(out, "-m", "gpu and not slow"),
+    "tests": lambda out, _: _pytest(out, "-m", "(gpu or gpu_too) and not slow"),
     "races": lambda out, _: _pytest(out, "-m", "gpu and slow"),
     "presets-1b": _series("1b"),
     "calibration": lambda out, _: _measured("calibrate", out / "profile.json"),

@@ -1,6 +1,5 @@
 """Compile the kernels for GPUs that are not there, and print their PTX by kernel, as JSON."""
 
-import itertools
 import json
 import sys
 
@@ -37,10 +36,11 @@ def ptx_of(kernel, tile, dtype, capability, **constants):
     types = {
         name: "constexpr" if name in fixed else type_of(name, dtype, kernel) for name in names
     }
-    even = [
-        i for i, name in enumerate(names) if types[name].startswith("*") or types[name] == "i32"
-    ]
-    attributes = {(i,): [["tt.divisibility", 16]] for i in even if names[i] not in fixed}
+    attributes = {
+        (place,): [["tt.divisibility", 16]]
+        for place, name in enumerate(names)
+        if types[name][0] in "*i" and name not in kernel.do_not_specialize
+    }
     made = triton.compile(
         ASTSource(fn=kernel, signature=types, constexprs=fixed, attrs=attributes),
         target=GPUTarget("cuda", capability, 32),
@@ -52,7 +52,7 @@ def ptx_of(kernel, tile, dtype, capability, **constants):
 def main():
     nothing = {"stays": None}
     found = {}
-    for dtype, capability in itertools.product(("bf16", "fp32"), (80, 90)):
+    for dtype, capability in (("bf16", 90), ("fp32", 80)):
         cases = {
             "move and pack": (source.move_and_pack, launched.TURNED,
                               {"MOVES": True, "STAYS": False, "PACKS": True, **nothing}),

@@ -29,7 +29,7 @@ from zenflow.device.kernels.torch_kernels import TorchKernels
 from zenflow.rule.adamw import Hyper
 from zenflow.surface import assembly
 
-pytestmark = needs_triton
+pytestmark = [needs_triton, pytest.mark.gpu_too]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SHAPES = [(1, 5), (5, 1), (7, 33), (65, 130)]
 """One row, one column, less than a tile, and more than one in both directions."""

@@ -27,15 +27,15 @@ from zenflow.device.kernels.base import (
 from zenflow.rule.adamw import Hyper, row_scales
 
 SQUARES = {"ROWS": 64, "COLUMNS": 128, "num_warps": 4}
-"""Tile of `add_squares`."""
+"""Tile of elements of `add_squares`."""
 PARTS = {"PARTS": 64, "WIDTH": 32, "num_warps": 4}
-"""Tile of `add_parts`."""
+"""Numbers that `add_parts` adds up at once."""
 GATHERED = {"ROWS": 32, "COLUMNS": 64, "num_warps": 4}
-"""Tile of `gather`."""
+"""Tile of elements of `gather`."""
 TURNED = {"ROWS": 32, "COLUMNS": 128, "num_warps": 4}
 """Tile of kernels that turn columns into rows, or back."""
 STEPPED = {"ROWS": 64, "COLUMNS": 32, "num_warps": 4}
-"""Tile of `adamw`."""
+"""Tile of elements of `adamw`."""
 _MOST_PROGRAMS = 1024
 """Number of programs of `add_squares` that fill any device; more of them leave more parts."""
 _ALIGNMENT = 16

@@ -3,6 +3,9 @@
 Matrices are given by a pointer and two strides, so that a transposed view costs nothing. A tile is
 ROWS x COLUMNS elements of one program. Sums are added up in an order that the shape alone decides,
 without atomics. So equal inputs give equal bits.
+
+Triton compiles a kernel anew where a number is 1 or begins to be divisible by 16. Numbers by which
+no access gets wider are left out of that.
 """
 
 # ruff: noqa: ANN001, ANN201 - Triton's own signatures
@@ -13,7 +16,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tiles"])
 def add_squares(
     matrix, of_columns, of_rows, num_rows, num_columns, row_stride, column_stride, num_tiles,
     HAS_ROWS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -40,7 +43,7 @@ def add_squares(
     tl.store(of_columns + strip.to(tl.int64) * num_columns + column, total, mask=is_column)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_strips", "num_across", "num_first"])
 def add_parts(
     of_columns, of_rows, columns, rows, num_columns, num_rows, num_strips, num_across, num_first,
     PARTS: tl.constexpr, WIDTH: tl.constexpr,
@@ -64,7 +67,7 @@ def add_parts(
     tl.store(target + place, total, mask=is_place)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_columns"])
 def gather(
     matrix, columns, rows, num_columns, num_rows, row_stride, column_stride,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -80,7 +83,7 @@ def gather(
     tl.store(rows + place.to(tl.int64)[None, :] * num_rows + row[:, None], values, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_row", "last_row"])
 def move_and_pack(
     grad, weight, packed, host_rows, column_factors, stays, row_factors, rate,
     first_row, last_row, first_column, last_column, num_rows,
@@ -118,7 +121,7 @@ def move_and_pack(
             tl.store(at, (old - motion).to(weight.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_row", "last_row"])
 def land(
     arrived, weight, late, host_rows, column_factors, row_factors, rate,
     first_row, last_row, first_column, last_column, num_rows,
@@ -149,7 +152,7 @@ def land(
     tl.store(weight + rows * weight_row + columns * weight_column, values, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_columns"])
 def adamw(
     master, exp_avg, exp_avg_sq, grad, weight, columns, step_size, denom_scale, factor,
     kept, rest1, beta2, rest2, eps, num_columns, num_rows, weight_row, weight_column,

@@ -32,7 +32,7 @@ class PackJob:
     grad: Tensor
     """Gradient of the block's parameter, (O, I)."""
     columns: HostColumns
-    """The columns."""
+    """Columns that are to be packed."""
     host: Tensor
     """Host's buffer of the columns, (high - low, O)."""
     low: int

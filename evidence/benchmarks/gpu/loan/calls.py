@@ -78,6 +78,10 @@ STREAMS = "tests/zenflow/device/test_gpu_streams.py"
 """Tests of late streams and short memory, which say most about a GPU."""
 
 
+_QUICK = "(gpu or gpu_too) and not slow"
+"""Marks of the tests of a GPU that are no races."""
+
+
 def _tests(marked: str, *arguments: str) -> Callable[[Place], list[str]]:
     """Return pytest's command: a line for each test, which stays if the rest is cut."""
 
@@ -110,7 +114,7 @@ def _finetune(place: Place) -> list[str]:
 CALLS: Mapping[int, tuple[Part, ...]] = {
     1: (
         Part(name="environment", limit=30, command=_benchmark("environment")),
-        Part(name="tests", limit=160, command=_tests("gpu and not slow"), needs=_TESTING),
+        Part(name="tests", limit=160, command=_tests(_QUICK), needs=_TESTING),
         Part(name="given", limit=60, command=_benchmark("given"), host_gib=34),
         Part(
             name="presets-1b",
@@ -139,6 +143,12 @@ CALLS: Mapping[int, tuple[Part, ...]] = {
             host_gib=40,
         ),
         Part(name="kernels", limit=60, command=_benchmark("kernels"), host_gib=40),
+        Part(
+            name="tests-torch",
+            limit=160,
+            command=_tests(_QUICK, "--kernels", "torch"),
+            needs=_TESTING,
+        ),
     ),
     3: (
         Part(
