@@ -61,7 +61,7 @@ class Matrix:
         order = torch.randperm(columns, generator=draw, device=DEVICE)
         self.important, self.deferred = order.split([columns // 3, columns - columns // 3])
         self.on_host = HostColumns.of(self.deferred, columns)
-        factors = (torch.rand(n, generator=draw, device=DEVICE) for n in (columns, rows))
+        factors = (torch.rand(n, generator=draw, device=DEVICE) for n in ((columns,), (rows, 1)))
         stays = torch.ones(columns, device=DEVICE)
         stays[self.important] = 0.0
         self.move = FreshMove(*factors, rate=0.3, stays=stays)
@@ -70,7 +70,10 @@ class Matrix:
     def moved(self, values, grad, columns, rate):
         """Return values (D, O) with the fresh step by a gradient (D, O), in float64."""
         of_columns = self.move.column_factors[columns].double()[:, None]
-        return values.double() - rate * grad.double() * of_columns * self.move.row_factors.double()
+        return (
+            values.double()
+            - rate * grad.double() * of_columns * self.move.row_factors.t().double()
+        )
 
 
 def assert_near(actual, expected, dtype, terms=1.0):

@@ -49,7 +49,7 @@ class FreshMove:
     column_factors: Tensor
     """Factor on each column, (I,), float32."""
     row_factors: Tensor
-    """Factor on each row, (O,), float32."""
+    """Factor on each row, (O, 1), float32."""
     rate: float
     """Factor on all elements."""
     stays: Tensor | None = None
@@ -73,7 +73,7 @@ class LateGradient:
         move, indices_D = self.move, columns.indices
         rows_DO = self.rows if self.is_packed else self.rows.index_select(0, indices_D)
         factors_D1 = move.column_factors.index_select(0, indices_D).unsqueeze(1)
-        values_DO.addcmul_(rows_DO * factors_D1, move.row_factors, value=-move.rate)
+        values_DO.addcmul_(rows_DO * factors_D1, move.row_factors.t(), value=-move.rate)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,12 +43,11 @@ class TorchKernels(DeviceKernels):
     def move(self, weight_OI: Tensor, grad_OI: Tensor, move: FreshMove) -> None:
         """Move all columns, with a float32 temporary of at most `FRESH_ELEMENTS`."""
         factors_I = move.column_factors if move.stays is None else move.column_factors * move.stays
-        height = max(1, FRESH_ELEMENTS // weight_OI.shape[1])
-        factors_O1 = move.row_factors.unsqueeze(1)
-        if height >= len(weight_OI):  # views cost the interpreter as much as operations
-            weight_OI.addcmul_(grad_OI * factors_I, factors_O1, value=-move.rate)
+        if weight_OI.numel() <= FRESH_ELEMENTS:
+            weight_OI.addcmul_(grad_OI * factors_I, move.row_factors, value=-move.rate)
             return
-        whole = (weight_OI, grad_OI, factors_O1)
+        height = max(1, FRESH_ELEMENTS // weight_OI.shape[1])
+        whole = (weight_OI, grad_OI, move.row_factors)
         parts = zip(*(tensor.split(height) for tensor in whole), strict=True)
         for weight, grad, factors in parts:
             weight.addcmul_(grad * factors_I, factors, value=-move.rate)
@@ -88,7 +87,7 @@ class TorchKernels(DeviceKernels):
             grad_KO.mul_(factor)
         update_rows(state.master, state.exp_avg, state.exp_avg_sq, state.step, grad_KO, hyper)
         fresh_OK = state.master.t().to(members[0].weight.dtype)
-        parts = fresh_OK.split([len(member.columns) for member in members], dim=1)
+        parts = fresh_OK.split([member.columns.numel() for member in members], dim=1)
         for member, part_OK in zip(members, parts, strict=True):
             member.weight.index_copy_(1, member.columns, part_OK)
 
@@ -114,7 +113,8 @@ class CpuKernels(TorchKernels):
         move: FreshMove | None = None,
     ) -> None:
         """Transpose by blocks and gather rows: a third of the time of a strided gather."""
-        super().pack(grad_OI.t().contiguous().t(), columns, packed_DO, weight_OI, move)
+        assert move is None, "these kernels move whole matrices"
+        torch.index_select(grad_OI.t().contiguous(), 0, columns.indices, out=packed_DO)
 
     def land(
         self,

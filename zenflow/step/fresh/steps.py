@@ -27,7 +27,6 @@ it, in C and R too; at the end of the step these take the right one.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 
 import torch
@@ -108,6 +107,10 @@ class FreshSteps:
         stays = self._of_columns.stays.split(widths.tolist())
         self._stays = dict(zip(layout.splits, stays, strict=True))
         self._buckets = self._cut()
+        # Views of vectors that stay: to make them costs the interpreter as much as to use them.
+        self._row_factors = {
+            split: split.rows.fresh_factors.unsqueeze(1) for split in layout.splits
+        }
 
     def _cut(self) -> list[FreshVectors]:
         """Cut the vectors into buckets' parts; the parameters of a bucket are neighbours."""
@@ -147,6 +150,7 @@ class FreshSteps:
         self._rates: dict[SplitParam, float] = {}
         self._moving: set[SplitParam] = set()
         self._landing: set[Block] = set()
+        self._partly_landing: set[SplitParam] = set()
         self._moves: dict[SplitParam, FreshMove] = {}
         by_block, by_split = [], []
         known: dict[tuple[int, int], tuple[float, float, tuple[float, float]]] = {}
@@ -165,6 +169,7 @@ class FreshSteps:
                     self._moving.add(split)
                 if is_landing := lands(block, step.number):
                     self._landing.add(block)
+                    self._partly_landing.add(split)
                 by_block.append((gain / split.whole_rows, share, *decay, float(not is_landing)))
         self._spread(by_block, by_split)
 
@@ -201,17 +206,16 @@ class FreshSteps:
             bucket: The bucket; all gradients of it that there are have been measured.
             grads: These gradients, (O, I).
         """
+        kernels = self._device.kernels
         moving = [split for split in grads if split in self._moving]
         if moving and not self._has_factors:
             make_factors(self._buckets[bucket.index], moving)
         for split in moving:
-            move = self._factors(split)
             if self._moves_in_pack and split.part.is_whole:
-                self._moves[split] = move
-                continue
-            if any(block in self._landing for block in split.blocks):
-                move = replace(move, stays=self._stays[split])
-            self._device.kernels.move(split.weight(), grads[split], move)
+                self._moves[split] = self._factors(split)
+            else:
+                stays = self._stays[split] if split in self._partly_landing else None
+                kernels.move(split.weight(), grads[split], self._factors(split, stays))
 
     def move_in_pack(self, block: Block) -> FreshMove | None:
         """Return the fresh step to take while a block is packed, after `apply`; None for none.
@@ -221,9 +225,9 @@ class FreshSteps:
         """
         return None if block in self._landing else self._moves.get(block.split)
 
-    def _factors(self, split: SplitParam) -> FreshMove:
-        columns, rows = split.columns.fresh_factors, split.rows.fresh_factors
-        return FreshMove(columns, rows, self._rates[split])
+    def _factors(self, split: SplitParam, stays: Tensor | None = None) -> FreshMove:
+        columns, rows = split.columns.fresh_factors, self._row_factors[split]
+        return FreshMove(columns, rows, self._rates[split], stays)
 
     def prepare(self, present: Collection[SplitParam]) -> None:
         """Compute all buckets' factors at once, in place of `apply`; all gradients are measured.
@@ -252,7 +256,7 @@ class FreshSteps:
         """
         if split not in self._moving:
             return None
-        factors = split.columns.fresh_factors, split.part.of(split.rows.fresh_factors)
+        factors = split.columns.fresh_factors, split.part.of(self._row_factors[split])
         return LateGradient(rows, is_packed, FreshMove(*factors, self._rates[split]))
 
     def finish(self, step: Step, factor: Tensor) -> None:
