@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 from evidence.benchmarks.gpu.figures import FUSED, aims
 from evidence.benchmarks.gpu.keep import PICTURE, RECORD, TESTS
 from evidence.benchmarks.gpu.loan.records import LOG, SUITE, outcomes
+from evidence.pages.gpu_predicted import predicted
 from experiments.lab.losses import excess
 from experiments.lab.variants import BASELINE
 from experiments.output.provenance import RESULTS, newest
@@ -49,11 +50,12 @@ def read_suite(folder: Path) -> dict[str, Any]:
         "parts": [f"{part['part']} {_ended(folder, part)}" for part in suite["parts"]],
         "first": _first(cells),
         "picture": PICTURE if (folder / PICTURE).is_file() else "",
-        "rows": list(_rows(cells)),
+        "rows": list(_rows(cells, predicted(suite, cells))),
         "applying": sum(aim.holds is not None for _, aim in judged),
         "missed": [f"{name}: {aim}" for name, aim in judged if aim.holds is False],
         "former": list(former_excesses(cells)),
         "not_reached": [name for record in records for name in record["not_reached"]],
+        "kernels": sorted({run.get("kernels", "torch") for cell in cells for run in cell["runs"]}),
         "memory": list(_capped(cells)),
         "given": _json(folder / "given" / RECORD) if (folder / "given").is_dir() else None,
         "passes": _passes(),
@@ -136,8 +138,10 @@ def _ended(folder: Path, part: Mapping[str, Any]) -> str:
     return f"{passed} passed, {failed} failed, {total['skipped']} skipped ({part['ended']})"
 
 
-def _rows(cells: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each run of all cells, beside the device alone."""
+def _rows(
+    cells: Sequence[Mapping[str, Any]], expected: Mapping[tuple[str, str], float]
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each run of all cells, beside the device alone and what was predicted."""
     for cell in cells:
         name = cell["cell"]["name"]
         device = next((run for run in cell["runs"] if run["name"] == BASELINE), None)
@@ -145,10 +149,12 @@ def _rows(cells: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         baseline = [{"name": _FUSED, "stall_fraction": 0.0, **fused}] if fused else []
         for run in [*baseline, *cell["runs"]]:
             rate, peak = run["tokens_per_second"], run["peak_device_bytes"]
+            ahead = expected.get((name, run["name"]))
             yield {
                 "cell": name,
                 "run": run["name"],
                 "ms": f"{1e3 * run['step_seconds']['median']:.1f}",
+                "predicted": "-" if ahead is None else f"{1e3 * ahead:.1f}",
                 "tokens": f"{rate:.0f}",
                 "share": "-" if device is None else f"{rate / device['tokens_per_second']:.3f}",
                 "stalled": f"{run['stall_fraction']:.1%}",
@@ -156,8 +162,8 @@ def _rows(cells: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
             }
         for kept, how in (("does_not_fit", "does not fit"), ("failures", "**failed**")):
             for run in cell[kept]:
-                yield {"cell": name, "run": run, "ms": how,
-                       **dict.fromkeys(("tokens", "share", "stalled", "peak"), "")}  # fmt: skip
+                blank = dict.fromkeys(("predicted", "tokens", "share", "stalled", "peak"), "")
+                yield {"cell": name, "run": run, "ms": how, **blank}
 
 
 def _json(path: Path) -> dict[str, Any]:
