@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 from functools import partial
+from typing import ClassVar
 from unittest import mock
 
 import pytest
@@ -188,6 +189,37 @@ def test_important_columns_take_torchs_step_at_counts_of_their_own(kernels, dtyp
     for m, ours, theirs in zip(matrices, weights, weights_of_torch, strict=True):
         assert_near(ours, theirs.double(), dtype)
         assert_equal([ours[:, m.deferred]], [m.weight[:, m.deferred]])
+
+
+class Launches:
+    """Stands for a kernel: notes the grids that it is launched with."""
+
+    grids: ClassVar[list] = []
+
+    def __getitem__(self, grid):
+        self.grids.append(grid)
+        return lambda *args, **settings: None
+
+
+def test_a_rank_without_a_row_of_a_matrix_launches_nothing(kernels, monkeypatch):
+    from zenflow.device.kernels import triton_source
+
+    for name in ("add_squares", "add_parts", "gather", "move_and_pack", "land", "adamw"):
+        monkeypatch.setattr(triton_source, name, Launches())
+    m = Matrix((0, 9), torch.float32)
+    columns, rows = torch.ones(9, device=DEVICE), torch.ones(0, device=DEVICE)
+    kernels.energies([(m.grad, columns, rows)])
+    assert not columns.any()
+    gradient = kernels.important(m.grad, m.important)
+    kernels.move(m.weight, m.grad, m.move)
+    kernels.pack(m.grad, m.on_host, m.arrived, m.weight, m.move)
+    kernels.land(m.arrived, m.on_host, m.weight, None)
+    count = torch.zeros(len(m.important), dtype=torch.int64, device=DEVICE)
+    state = ColumnState(*(gradient.clone() for _ in range(3)), count)
+    hyper = Hyper(1e-2, 0.9, 0.999, 1e-8, 0.1)
+    kernels.update(state, [Member(m.weight, m.important, gradient)], hyper, None)
+    assert Launches.grids == []
+    assert (count == 1).all()
 
 
 @contextlib.contextmanager

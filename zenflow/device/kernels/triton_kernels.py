@@ -49,7 +49,10 @@ _EXACT = {"enable_fp_fusion": False}
 
 
 class TritonKernels(DeviceKernels):
-    """Triton's kernels, in the calling thread's stream."""
+    """Triton's kernels, in the calling thread's stream.
+
+    A matrix may have no rows, on a rank that no row of it came to. CUDA launches no empty grid.
+    """
 
     name = "triton"
     moves_while_packing = True
@@ -80,7 +83,7 @@ class TritonKernels(DeviceKernels):
         """Return them as rows, (K, O)."""
         count, num_rows = len(columns_K), len(grad_OI)
         rows_KO = grad_OI.new_empty((count, num_rows))
-        if count:
+        if rows_KO.numel():
             with self._here():
                 triton_source.gather[_grid(count, num_rows, GATHERED)](
                     grad_OI, columns_K, rows_KO, count, num_rows, *grad_OI.stride(), **GATHERED
@@ -89,8 +92,9 @@ class TritonKernels(DeviceKernels):
 
     def move(self, weight_OI: Tensor, grad_OI: Tensor, move: FreshMove) -> None:
         """Read gradient and weight once, and write the weight."""
-        whole = (0, 0, 0, weight_OI.shape[1])
-        self._move_and_pack(grad_OI, None, whole, None, weight_OI, move)
+        if weight_OI.numel():
+            whole = (0, 0, 0, weight_OI.shape[1])
+            self._move_and_pack(grad_OI, None, whole, None, weight_OI, move)
 
     def pack(
         self,
@@ -101,7 +105,7 @@ class TritonKernels(DeviceKernels):
         move: FreshMove | None = None,
     ) -> None:
         """Read the gradient once, for both."""
-        if len(columns):
+        if packed_DO.numel():
             part = _ranges(columns)
             self._move_and_pack(grad_OI, columns.rows, part, packed_DO, weight_OI, move)
 
@@ -134,7 +138,7 @@ class TritonKernels(DeviceKernels):
         late: LateGradient | None,
     ) -> None:
         """Read rows once, and their late gradient, and write columns."""
-        if not len(columns):
+        if not arrived_DO.numel():
             return
         part, num_rows = _ranges(columns), arrived_DO.shape[1]
         newer: Tensor | None = None
@@ -155,6 +159,8 @@ class TritonKernels(DeviceKernels):
     ) -> None:
         """Step each member's rows by one kernel."""
         state.step.add_(1)
+        if not state.master.numel():
+            return
         step_size, denom_scale = row_scales(state.step, hyper)
         kept, rest1 = 1.0 - hyper.lr * hyper.weight_decay, 1.0 - hyper.beta1
         vectors = (state.master, state.exp_avg, state.exp_avg_sq, step_size, denom_scale)
@@ -181,6 +187,10 @@ def _grid(num_columns: int, num_rows: int, tile: dict[str, int]) -> tuple[int, i
 
 
 def _energies(matrix_OI: Tensor, columns: Tensor, rows: Tensor) -> None:
+    if not matrix_OI.numel():
+        columns.zero_()
+        rows.zero_()
+        return
     if matrix_OI.data_ptr() % _ALIGNMENT:
         matrix_OI = matrix_OI.clone()
     num_rows, num_columns = matrix_OI.shape
