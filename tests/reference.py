@@ -5,6 +5,17 @@ import torch
 from tests.reference_windows import Block, Windows
 
 
+def delay(beta1, n):
+    """Return how many steps behind the weights are that n forwards see on average."""
+    memory = beta1 / (1 - beta1)
+    return 1.5 * memory * (n * n - 1) / (3 * memory + n + 2) ** 2
+
+
+def first(age, moves):
+    """Return the sum of the first moves, so many as an age has steps, the last one in part."""
+    return sum(min(1, max(0, age - i)) * move for i, move in enumerate(moves))
+
+
 class ExactBlock(Block):
     """A block whose masters and moments are AdamW's, whoever owns the columns."""
 
@@ -16,12 +27,13 @@ class ExactBlock(Block):
         columns = beta2 * self.column_squares + (1 - beta2) * grad.square().mean(0)
         return columns, beta2 * self.row_squares + (1 - beta2) * row_squares
 
-    def fresh_step(self, grad, row_squares, num_forwards):
+    def fresh_step(self, grad, row_squares, num_forwards, interval):
         """Move deferred weights by the gradient's expected share of AdamW's motion."""
         lr, (beta1, beta2), t = self.group["lr"], self.group["betas"], self.steps[0].item() + 1
-        share = sum((1 - beta1**j) / (1 - beta1) for j in range(1, num_forwards + 1))
-        share = share / num_forwards if num_forwards else 0
-        rate = lr * share * (1 - beta1) / (1 - beta1**t) * (1 - beta2**t) ** 0.5
+        moves = [(1 - beta1) * beta1**i / (1 - beta1 ** (t + i)) for i in range(num_forwards)]
+        ages = [j - delay(beta1, interval) for j in range(1, num_forwards + 1)]
+        share = sum(first(age, moves) for age in ages) / num_forwards if num_forwards else 0
+        rate = lr * share * (1 - beta2**t) ** 0.5
         floor = max(1e-15, self.group["eps"] * (1 - beta2**t) ** 0.5) ** 2
         columns, rows = (x + floor for x in self.next_squares(grad, row_squares))
         moved = self.weight.float() - rate * grad / (rows[:, None] * columns / rows.mean()).sqrt()
@@ -35,8 +47,10 @@ class ExactBlock(Block):
 
     def make_upload(self, lag, num_forwards):
         """Move the master on by what momentum does, on average over the upload's forwards."""
-        beta1 = self.group["betas"][0]
-        leads = [sum(beta1**i for i in range(1, lag + j + 1)) for j in range(num_forwards)]
+        beta1, t, end = self.group["betas"][0], self.steps[0].item(), lag + num_forwards
+        moves = [beta1**i * (1 - beta1**t) / (1 - beta1 ** (t + i)) for i in range(1, end)]
+        ages = [lag + j - delay(beta1, num_forwards) for j in range(num_forwards)]
+        leads = [first(age, moves) if age > 0 else age for age in ages]
         self.upload = self.master - sum(leads) / len(leads) * self.displacement()
         self.upload[:, self.important] = self.master[:, self.important]
 
@@ -57,7 +71,8 @@ class Reference(Windows):
             rows = torch.cat(matrix, 1).square().mean(1) if matrix else None
             for b in run if matrix else []:
                 landing = b.due_step + self.lag(b.due_step)
-                b.fresh_step(self.clip * grads[b], self.clip**2 * rows, landing - self.t)
+                interval = self.rule.update_interval
+                b.fresh_step(self.clip * grads[b], self.clip**2 * rows, landing - self.t, interval)
                 b.adamw(clip * grads[b], clip**2 * rows)
                 b.weight[:, b.important] = b.master[:, b.important].to(b.weight.dtype)
         due = [b for b in self.blocks if b.due_step == self.t]

@@ -146,5 +146,6 @@ class Windows:
 
     def lay_out(self):
         """Open all windows anew after a change of k, and after warm-up."""
-        if self.resizes or self.t == self.config.full_warm_up_rounds:
+        W = self.config.full_warm_up_rounds
+        if self.t == W or (self.resizes and self.t > W):
             self.set_due_steps(self.t, self.rule.update_interval)

@@ -230,19 +230,35 @@ SIGN_STEPS = {"lr": 1.0, "betas": (0.0, 0.0), "eps": 0.0, "weight_decay": 0.0}
 MOMENTUM = SIGN_STEPS | {"betas": (0.5, 0.0)}
 """Under a steady gradient each step moves a weight by 1, of which the newest gradient has half."""
 
+DELAY = 9 / 98
+"""That of two forwards with beta1 = 1/2: 3/2 (4 - 1) / (3 + 2 + 2)^2."""
+LAST = 1 - DELAY
+"""Part of the last step that forwards see."""
+
 BY_HAND = {
-    # The window ends in steps 1, 3, 5; AdamW's weights are -1, -2, -3. An upload is made for two
-    # forwards, 1/2 and 3/4 of a step ahead: 0.625. A fresh gradient has done 1 after one forward,
-    # 1.25 on average over two, times (1 - 1/2) / (1 - 2^-t).
+    # The window ends in steps 1, 3, 5; AdamW's weights are -1, -2, -3. In step t + i a gradient of
+    # step t moves the weights by 2^-(i + 1) / (1 - 2^-(t + i)), and a displacement of step t goes
+    # on by 2^-i (1 - 2^-t) / (1 - 2^-(t + i)). Two forwards see the first of these motions, the
+    # second one that and the next; of the last one each sees a part.
     "lead and fresh steps": (
         sign_config(topk_ratio=0.0, update_interval=2), MOMENTUM, [], [(1,)] * 5,
-        [(-1,), (-1.625 - 5 / 6,), (-1.625 - 5 / 6 - 4 / 7,), (-3.625 - 2 / 3,),
-         (-3.625 - 2 / 3 - 16 / 31,)],
+        [(-LAST,),
+         (-1 - (LAST / 3 + 1 / 3 + LAST / 7) / 2 - (LAST * 2 / 3 + 2 / 3 + LAST * 2 / 7) / 2,),
+         (-1 - (LAST / 3 + 1 / 3 + LAST / 7) / 2 - (LAST * 2 / 3 + 2 / 3 + LAST * 2 / 7) / 2
+          - LAST * 4 / 7,),
+         (-3 - (LAST * 7 / 15 + 7 / 15 + LAST * 7 / 31) / 2
+          - (LAST * 8 / 15 + 8 / 15 + LAST * 8 / 31) / 2,),
+         (-3 - (LAST * 7 / 15 + 7 / 15 + LAST * 7 / 31) / 2
+          - (LAST * 8 / 15 + 8 / 15 + LAST * 8 / 31) / 2 - LAST * 16 / 31,)],
     ),
-    # Without overlap an upload lands in its own step, and is for forwards 0 and 1/2 steps ahead.
+    # Without overlap an upload lands in its own step: its first forward sees what was there a
+    # part of a step before, the second one a part of the next step.
     "no overlap": (
         sign_config(topk_ratio=0.0, update_interval=2, overlap_step=False), MOMENTUM, [],
-        [(1,)] * 4, [(-1.25,), (-1.25 - 2 / 3,), (-3.25,), (-3.25 - 8 / 15,)],
+        [(1,)] * 4,
+        [(-1 - (-DELAY + LAST / 3) / 2,), (-1 - (-DELAY + LAST / 3) / 2 - LAST * 2 / 3,),
+         (-3 - (-DELAY + LAST * 7 / 15) / 2,),
+         (-3 - (-DELAY + LAST * 7 / 15) / 2 - LAST * 8 / 15,)],
     ),
     # Without momentum every gradient has done all it does in its own step: AdamW's weights.
     "no momentum": (

@@ -1,23 +1,31 @@
-"""Limits of learning rate times curvature, by rule: eigenvalues of the rule on a quadratic.
+"""Limits of learning rate times curvature and noise, by rule: its linear map on a quadratic.
 
 The loss is h/2 (a w)^2 with a unit vector a, spread evenly over one group of columns for each
 phase. All columns are deferred, the worst case. A second moment that has settled is a constant
 factor of the learning rate, so a rule is a linear map that repeats every S steps. The rule is
 stable where no eigenvalue of the map of S steps is larger than 1.
+
+*Noise* is the variance of the masters once random gradients, independent from step to step, have
+been added for long: the sum of squares of what one such gradient does, in the mean over the step
+of the window in which it comes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evidence.studies.late_updates.rules import Rule, mean_ahead, mean_share
+from evidence.studies.late_updates.rules import SETTLED, Rule
 
 Array = NDArray[np.float64]
 
 BETA1 = 0.9
+_SETTLING = 400
+"""Number of steps after which a gradient is forgotten, times the curvature where that is small."""
 _GROWTH = 1e-6
 """Excess of an eigenvalue over 1 that is no rounding."""
 _COARSE, _FINE = 1.1, 1.01
@@ -52,10 +60,10 @@ class _Quadratic:
         """Return everything as one matrix: the map of the steps taken so far."""
         return np.concatenate([self.seen, self.master, self.upload, self.moment, self.sum])
 
-    def step(self, t: int, curvature: float) -> None:
-        """Take step t at a learning rate of 1."""
+    def step(self, t: int, curvature: float, added: Array | float = 0.0) -> None:
+        """Take step t at a learning rate of 1, with something added to the gradient."""
         rule, beta1 = self.rule, self.beta1
-        gradient = curvature * self.along**2 * self.seen.sum(0, keepdims=True)
+        gradient = curvature * self.along**2 * self.seen.sum(0, keepdims=True) + added
         due, lands = self._in_turn(t), self._in_turn(t - rule.lag)
         if rule.lag:
             self.seen = np.where(lands, self.upload, self.seen)
@@ -78,24 +86,23 @@ class _Quadratic:
     def _shares(self, t: int) -> Array:
         """Return by how much of its learning rate each group takes the fresh gradient at once."""
         left = (self.phases - t) % self.rule.interval + self.rule.lag
-        shares = [mean_share(int(uses), self.beta1) * (1 - self.beta1) for uses in left]
-        return np.array(shares)[:, None] * self.rule.fresh_share
+        return np.array([[self.rule.share(self.beta1, int(uses), SETTLED)] for uses in left])
 
     def _close(self, due: NDArray[np.bool_]) -> None:
         """Move masters whose window ends, and fill their uploads."""
         rule, interval = self.rule, self.rule.interval
         if rule.kind == "late":
-            lead = mean_ahead(rule.lag, interval, self.beta1)
+            lead = rule.lead(self.beta1, SETTLED)
         elif rule.kind == "former":
             self.master = self.master - np.where(due, interval * self.moment, 0.0)
-            lead = rule.lag + (interval - 1) / 2
+            lead = rule.lead_share * (rule.lag + (interval - 1) / 2)
         else:
             mean = self.beta1 * self.moment + (1 - self.beta1) * self.sum / interval
             self.moment = np.where(due, mean, self.moment)  # aligned: a single group
             self.master = self.master - np.where(due, self.moment, 0.0)
             self.sum = np.where(due, 0.0, self.sum)
             lead = 0.0
-        upload = self.master - rule.lead_share * lead * self.moment
+        upload = self.master - lead * self.moment
         self.upload = np.where(due, upload, self.upload)
 
 
@@ -112,6 +119,34 @@ def growth(rule: Rule, curvature: float, beta1: float = BETA1) -> float:
         model.step(t, curvature)
     largest = float(np.abs(np.linalg.eigvals(model.state())).max())
     return float(largest ** (1 / model.rule.interval))
+
+
+def noise(rule: Rule, curvature: float, beta1: float = BETA1) -> float:
+    """Return the variance of the masters over AdamW's; infinite where the rule is unstable.
+
+    Args:
+        rule: Rule of the deferred columns.
+        curvature: Learning rate times preconditioned curvature.
+        beta1: Decay of the first moment.
+    """
+    if growth(rule, curvature, beta1) > 1 + _GROWTH:
+        return float("inf")
+    plain = replace(rule, interval=1, lag=0)
+    return _squares(rule, curvature, beta1) / _squares(plain, curvature, beta1)
+
+
+def _squares(rule: Rule, curvature: float, beta1: float) -> float:
+    """Return the sum of squares of what a gradient does to a master, in the mean over its step."""
+    model, interval = _Quadratic(rule, beta1), rule.interval
+    for name in ("seen", "master", "upload", "moment", "sum"):
+        start = getattr(model, name)
+        setattr(model, name, np.zeros((len(start), interval)))
+    total, steps = 0.0, math.ceil(_SETTLING / min(curvature, 1.0))
+    for t in range(1, steps + interval):
+        added = (np.arange(interval) == t - 1).astype(np.float64)
+        model.step(t, curvature, added)
+        total += float((model.master[0] ** 2).sum())
+    return total / interval
 
 
 def limit(rule: Rule, beta1: float = BETA1) -> float:

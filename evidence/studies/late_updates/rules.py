@@ -19,35 +19,12 @@ from torch import Tensor
 
 from zenflow.rule.adamw import Hyper
 from zenflow.rule.importance import select_columns
+from zenflow.rule.momentum import delay, fresh_share, upload_lead
 
-Fresh = Literal["none", "column", "factored"]
+Fresh = Literal["none", "column", "factored", "exact"]
 
-
-def ahead(steps: int, beta1: float) -> float:
-    """Return how far AdamW's momentum alone carries a weight, in units of its last step.
-
-    >>> ahead(0, 0.9), round(ahead(2, 0.9), 4)
-    (0, 1.71)
-    """
-    return sum(beta1**j for j in range(1, steps + 1))
-
-
-def mean_ahead(lag: int, uses: int, beta1: float) -> float:
-    """Return the mean of `ahead` over the forwards that use an upload, the lead of the upload."""
-    return sum(ahead(lag + j, beta1) for j in range(uses)) / uses
-
-
-def mean_share(uses: int, beta1: float) -> float:
-    """Return the mean motion that one gradient causes over so many forwards, its own step being 1.
-
-    A gradient moves AdamW's weights by 1, then by beta1 more, by beta1^2 more, and so on.
-
-    >>> mean_share(1, 0.9), round(mean_share(2, 0.9), 4)
-    (1.0, 1.45)
-    """
-    if uses == 0:
-        return 0.0
-    return sum((1 - beta1**j) / (1 - beta1) for j in range(1, uses + 1)) / uses
+SETTLED = 10**6
+"""Number of steps after which bias correction is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +49,24 @@ class Rule:
     """Factor on the lead of uploads."""
     bound: float | None = None
     """Largest fresh term of an element, over the learning rate; None sets no bound."""
+    delay_share: float = 1.0
+    """Factor on the delay of fresh terms and leads; with 0 they aim at the forwards' own steps."""
+    corrects_bias: bool = True
+    """Whether fresh terms and leads follow AdamW's bias correction from step to step."""
+
+    def share(self, beta1: float, num_forwards: int, count: int) -> float:
+        """Return the fresh term's share of a gradient's motion, as `fresh_share` does."""
+        late = self.delay_share * delay(beta1, self.interval)
+        if self.corrects_bias:
+            return self.fresh_share * fresh_share(beta1, num_forwards, late, count)
+        settled = fresh_share(beta1, num_forwards, late, SETTLED)
+        return self.fresh_share * settled / (1 - beta1**count)
+
+    def lead(self, beta1: float, count: int) -> float:
+        """Return the lead of an upload, as `upload_lead` does."""
+        late = self.delay_share * delay(beta1, self.interval)
+        count = count if self.corrects_bias else SETTLED
+        return self.lead_share * upload_lead(beta1, self.lag, self.interval, late, count)
 
 
 class Block:
@@ -155,11 +150,12 @@ class LateBlock(Block):
         if self.rule.fresh == "none" or left == 0:
             return
         columns, rows = self._moved_on(grad, energy, clip, hyper)
+        if self.rule.fresh == "exact":
+            columns = hyper.beta2 * self.exp_avg_sq + (1 - hyper.beta2) * (clip * grad) ** 2
         denom = (columns / (1 - hyper.beta2**t)).sqrt_()
         if self.rule.fresh == "factored":
             denom = (rows / rows.mean().clamp_min(1e-38)).sqrt_()[:, None] * denom
-        size = mean_share(left, hyper.beta1) * (1 - hyper.beta1) / (1 - hyper.beta1**t) * clip
-        term = grad / (denom + hyper.eps) * (self.rule.fresh_share * size)
+        term = grad / (denom + hyper.eps) * (clip * self.rule.share(hyper.beta1, left, t))
         if self.rule.bound is not None:
             term.clamp_(-self.rule.bound, self.rule.bound)
         self.weight.sub_(term, alpha=hyper.lr)
@@ -183,8 +179,7 @@ class LateBlock(Block):
 
     def close(self, t: int, hyper: Hyper) -> None:
         """Upload the master, moved on by what momentum will do while the upload is used."""
-        del t
-        lead = mean_ahead(self.rule.lag, self.rule.interval, hyper.beta1) * self.rule.lead_share
+        lead = self.rule.lead(hyper.beta1, t)
         torch.sub(self.master, self.last_step, alpha=hyper.lr * lead, out=self.upload)
 
 

@@ -1,7 +1,8 @@
 """SST-2's sentences: read strictly, without leakage, and cut to size the same way everywhere.
 
-A folder holds train.tsv and test.tsv with lines of sentence, tab, 0 or 1. The data set's own name
-on the hub needs the extra ``hf``; its test labels are hidden, so its validation split is the test.
+A folder holds train.tsv and test.tsv with lines of sentence, tab, 0 or 1; other tasks may have two
+texts to a line, with a tab between them. The data set's own name on the hub needs the extra
+``hf``; its test labels are hidden, so its validation split is the test.
 Does not import torch.
 """
 
@@ -19,7 +20,7 @@ from zenflow.errors import ConfigError
 
 TRAIN, TEST = "train.tsv", "test.tsv"
 Sentence = tuple[str, int]
-"""A sentence, and 0 (negative) or 1 (positive)."""
+"""A sentence, or two with a tab between them, and 0 (negative) or 1 (positive)."""
 
 _LABELS = ("0", "1")
 _HEADER = "label"
@@ -54,8 +55,12 @@ class Sentences:
         return found.hexdigest()[:16]
 
 
-def read_folder(folder: Path) -> Sentences:
+def read_folder(folder: Path, *, most_texts: int = 1) -> Sentences:
     """Return the sentences of a folder with train.tsv and test.tsv.
+
+    Args:
+        folder: The folder.
+        most_texts: Largest number of texts to a line.
 
     Raises:
         ConfigError: A file is missing, or a line is not sentence, tab, 0 or 1.
@@ -72,7 +77,8 @@ def read_folder(folder: Path) -> Sentences:
             f"the data directory {folder} must hold {TRAIN} and {TEST}, but has no "
             f"{' and no '.join(missing)}: check --data-dir"
         )
-    return without_leakage(folder.name, _read_rows(folder / TRAIN), _read_rows(folder / TEST))
+    parts = (_read_rows(folder / name, most_texts) for name in (TRAIN, TEST))
+    return without_leakage(folder.name, *parts)
 
 
 def read_hub(name: str) -> Sentences:
@@ -112,14 +118,18 @@ def without_leakage(name: str, train: Sequence[Sentence], test: Sequence[Sentenc
     )
 
 
-def cut(sentences: Sentences, most: int) -> Sentences:
-    """Return the sentences with so many of training at most.
+def cut(sentences: Sentences, most: int, most_test: int | None = None) -> Sentences:
+    """Return the sentences with so many of training at most, and of the test.
 
     They are those with the smallest hash, whatever the order of the file: a larger cut holds the
     smaller one.
     """
-    ordered = sorted(sentences.train, key=lambda row: hashlib.sha256(row[0].encode()).digest())
-    return replace(sentences, train=tuple(ordered[:most]))
+
+    def smallest(rows: Sequence[Sentence], number: int) -> tuple[Sentence, ...]:
+        return tuple(sorted(rows, key=lambda r: hashlib.sha256(r[0].encode()).digest())[:number])
+
+    test = sentences.test if most_test is None else smallest(sentences.test, most_test)
+    return replace(sentences, train=smallest(sentences.train, most), test=test)
 
 
 def made_up(num_train: int, num_test: int) -> Sentences:
@@ -143,7 +153,7 @@ def _key(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def _read_rows(path: Path) -> list[Sentence]:
+def _read_rows(path: Path, most_texts: int) -> list[Sentence]:
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -152,13 +162,13 @@ def _read_rows(path: Path) -> list[Sentence]:
     for number, line in enumerate(lines, start=1):
         if not line.strip() and number == len(lines):
             break
-        row = _row(path, number, line)
+        row = _row(path, number, line, most_texts)
         if row is not None:
             rows.append(row)
     return rows
 
 
-def _row(path: Path, number: int, line: bytes) -> Sentence | None:
+def _row(path: Path, number: int, line: bytes, most_texts: int) -> Sentence | None:
     """Return a line's sentence and label; None of a header.
 
     Raises:
@@ -172,16 +182,16 @@ def _row(path: Path, number: int, line: bytes) -> Sentence | None:
         )
 
     try:
-        text, *rest = line.decode("utf-8").rstrip("\r").split("\t")
+        *texts, last = line.decode("utf-8").rstrip("\r").split("\t")
     except UnicodeDecodeError as error:
         raise malformed(f"is not UTF-8 at byte {error.start}") from error
-    if len(rest) != 1:
-        raise malformed(f"has {len(rest)} tabs")
-    label = rest[0].strip()
+    if not 1 <= len(texts) <= most_texts:
+        raise malformed(f"has {len(texts)} tabs")
+    label = last.strip()
     if number == 1 and label.lower() == _HEADER:
         return None
-    if not text.strip():
+    if not all(text.strip() for text in texts):
         raise malformed("has no sentence")
     if label not in _LABELS:
         raise malformed(f"has the label {label!r}")
-    return text.strip(), int(label)
+    return "\t".join(text.strip() for text in texts), int(label)

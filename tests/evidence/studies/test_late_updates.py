@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from evidence.studies.late_updates.design import ADAMW, FRESH, NO_FRESH, rule_of
 from evidence.studies.late_updates.optimizer import Group, Hypers, LateOptimizer
-from evidence.studies.late_updates.rules import (
-    FormerBlock,
-    Rule,
-    ahead,
-    mean_ahead,
-    mean_share,
-)
+from evidence.studies.late_updates.rules import FormerBlock, Rule
 from evidence.studies.late_updates.study import STUDY
 from experiments.lab.finding import Verdict
 from experiments.lab.study import Scope
@@ -22,6 +18,7 @@ from tests.published_reference import PublishedReference
 from tests.reference import Reference
 from zenflow.config import ZenFlowConfig
 from zenflow.rule.adamw import Hyper
+from zenflow.rule.momentum import delay
 
 BETAS, EPS, DECAY, LR = (0.9, 0.95), 1e-8, 0.1, 1e-2
 MOST_NORM = 2.0
@@ -187,22 +184,25 @@ def test_the_former_rule_is_that_of_a_plain_loop():
         torch.testing.assert_close(block.weight, seen, rtol=1e-5, atol=1e-6)
 
 
-def test_the_lead_of_one_window_by_hand():
-    assert ahead(3, 0.5) == 0.5 + 0.25 + 0.125
-    assert mean_ahead(1, 2, 0.5) == (0.5 + 0.75) / 2
-    assert mean_ahead(0, 2, 0.5) == (0 + 0.5) / 2
-    assert mean_share(3, 0.5) == pytest.approx((1 + 1.5 + 1.75) / 3)
+def test_without_corrections_a_forward_counts_as_any_other():
+    rule = Rule(name="plain", interval=2, delay_share=0.0, corrects_bias=False)
+    assert rule.lead(0.5, 1) == (0.5 + 0.75) / 2
+    assert replace(rule, lag=0).lead(0.5, 1) == (0 + 0.5) / 2
+    assert rule.share(0.5, 3, 1) == pytest.approx((1 + 1.5 + 1.75) / 3)
+    assert rule.share(0.5, 3, 4) == pytest.approx(rule.share(0.5, 3, 1) * 0.5 / (1 - 0.5**4))
 
 
-def test_on_a_constant_gradient_forward_sees_on_average_what_adamw_has():
+@pytest.mark.parametrize(("part", "steps"), [(0.0, 0.0), (1.0, delay(BETAS[0], 4))])
+def test_on_a_constant_gradient_forward_sees_on_average_what_adamw_had(part, steps):
     """The lead of uploads and the shares of fresh gradients add up to AdamW's own motion."""
     model = make_model()
     ones = [[torch.ones_like(p) for p in model.parameters()]] * 160
     config = config_of(topk_ratio=0.0)
     same = {"rate": lambda step: LR, "decay": 0.0}
-    seen, true = (trained(LATE, config, ones, true=kind, **same) for kind in (False, True))
+    rule = replace(LATE, delay_share=part)
+    seen, true = (trained(rule, config, ones, true=kind, **same) for kind in (False, True))
     apart = torch.stack([s[0] - t[0] for s, t in zip(seen, true, strict=True)])
-    assert apart[-4:].mean(0).abs().max() < 1e-3 * LR
+    assert (apart[-4:].mean(0) - steps * LR).abs().max() < 1e-3 * LR
     assert apart[-4:].abs().max() > 0.1 * LR
 
 

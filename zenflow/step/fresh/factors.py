@@ -71,8 +71,7 @@ def scalars_of(
         Rate of the fresh step, gain of an energy, and decay and floor of second moments.
     """
     root = math.sqrt(1.0 - hyper.beta2**count)
-    steady = (1.0 - hyper.beta1) / (1.0 - hyper.beta1**count)
-    rate = hyper.lr * steady * root * inverse_scale
+    rate = hyper.lr * root * inverse_scale
     gain = (1.0 - hyper.beta2) * inverse_scale**2
     return rate, gain, (hyper.beta2, max(hyper.eps * root, LEAST_ROOT) ** 2)
 

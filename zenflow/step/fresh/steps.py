@@ -13,7 +13,7 @@ norms E of its columns and F of its rows:
     C_j   <- beta2 C_j + (1 - beta2) c^2 E_j / O       second moments, on average over the column
     R_i   <- beta2 R_i + (1 - beta2) c^2 F_i / I       and over the row
     v_ij   = R_i C_j / mean(C) / (1 - beta2^t)         as in Adafactor (arXiv 1804.04235)
-    w_ij  <- w_ij - lr share (1 - beta1) / (1 - beta1^t) c g_ij / sqrt(v_ij)
+    w_ij  <- w_ij - lr share c g_ij / sqrt(v_ij)
 
 eps^2 (1 - beta2^t), at least 1e-30, is added to R, C and the mean. Adafactor divides by the mean
 of R, which equals that of C: both are the mean of v over the matrix. Here it is that of C, because
@@ -41,7 +41,7 @@ from zenflow.columns.layout import (
 from zenflow.device.base import AbstractDevice
 from zenflow.device.kernels.base import FreshMove, LateGradient
 from zenflow.rule.calendar import WindowCalendar
-from zenflow.rule.momentum import fresh_share
+from zenflow.rule.momentum import delay, fresh_share
 from zenflow.step.fresh.factors import (
     ColumnTerms,
     FreshVectors,
@@ -156,15 +156,20 @@ class FreshSteps:
         known: dict[tuple[int, int], tuple[float, float, tuple[float, float]]] = {}
         next_due = self._calendar.next_due
         landings = {due: due + self._calendar.lag(due) for due in set(next_due)}
+        interval = self._calendar.knobs.update_interval
         for split in self._layout.splits:
-            hyper, taken = step.hypers[split.group], (split.group, split.num_steps)
+            hyper, count = step.hypers[split.group], split.num_steps + 1
+            taken = split.group, count
             if taken not in known:  # the same for most parameters
-                known[taken] = scalars_of(hyper, split.num_steps + 1, step.inverse_scale)
+                known[taken] = scalars_of(hyper, count, step.inverse_scale)
             self._rates[split], gain, decay = known[taken]
+            late = delay(hyper.beta1, interval)
             by_split.append((gain / split.num_columns, *decay))
             for block in split.blocks:
                 num_forwards = landings[next_due[block.index]] - step.number
-                share = fresh_share(hyper.beta1, num_forwards) if block.shape.num_deferred else 0.0
+                share = 0.0
+                if block.shape.num_deferred:
+                    share = fresh_share(hyper.beta1, num_forwards, late, count)
                 if share:
                     self._moving.add(split)
                 if is_landing := lands(block, step.number):

@@ -16,7 +16,7 @@ from zenflow.columns.layout import Block, Bucket
 from zenflow.host import kernel
 from zenflow.host.jobs import HostJob, Upload
 from zenflow.lanes.lease import Lease
-from zenflow.rule.momentum import upload_lead
+from zenflow.rule.momentum import delay, upload_lead
 from zenflow.step.host.tasks import AbstractHostTasks, WindowWork
 from zenflow.step.step import Step
 
@@ -147,10 +147,12 @@ class ExactTasks(AbstractHostTasks):
         hyper = step.hyper_of(block)
         landing = step.number + step.lag
         num_forwards = self.calendar.next_landing(block.index) - landing
+        late = delay(hyper.beta1, num_forwards)
+        count = block.split.num_steps
         queue = list(self.queues[block.index])
         upload = Upload(
             out=out,
-            lead=upload_lead(hyper.beta1, step.lag, num_forwards),
+            lead=upload_lead(hyper.beta1, step.lag, num_forwards, late, count),
             step=adam_step(hyper),
             repeats_last=bool(queue) and queue[-1].step == step.number,
         )

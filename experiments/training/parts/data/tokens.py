@@ -66,8 +66,17 @@ class PretrainedTokenizer:
         return text
 
     def encode_many(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
-        """Return each text's token ids with the model's special tokens, cut at ``max_tokens``."""
-        encoded = self._tokenizer(list(texts), truncation=True, max_length=max_tokens)
+        """Return each text's token ids with the model's special tokens, cut at ``max_tokens``.
+
+        Two texts with a tab between them are a pair, which the model's own tokens separate.
+        """
+        parts = [text.split("\t", 1) for text in texts]
+        seconds = [part[1] for part in parts if len(part) == 2]
+        if len(seconds) < len(parts):
+            encoded = self._tokenizer(list(texts), truncation=True, max_length=max_tokens)
+        else:
+            firsts = [part[0] for part in parts]
+            encoded = self._tokenizer(firsts, seconds, truncation=True, max_length=max_tokens)
         return [list(ids) for ids in encoded["input_ids"]]
 
     def save(self, folder: Path) -> None:

@@ -1,0 +1,149 @@
+"""One run: fine-tune under a rule, and test now and then with the true weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import nn
+
+from evidence.studies.late_updates.optimizer import Group, Hypers, LateOptimizer
+from evidence.studies.late_updates.rules import Rule
+from evidence.studies.small_data.design import ADAMW, POINTS_PER_EPOCH, Variant
+from evidence.studies.sst2.data import Sentences
+from evidence.studies.sst2.run import TestBatches, workbench
+from experiments.lab.study import Progress, Row
+from experiments.training.run.evaluation import cross_entropy, forward
+from experiments.training.settings.rates import schedule_factor
+from experiments.training.settings.training import TrainSettings
+from zenflow.config import ZenFlowConfig
+from zenflow.optimizer import ZenFlowAdamW
+
+_DIGITS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Learner:
+    """An optimizer as the loop needs it."""
+
+    step: Callable[[float], None]
+    """Function that takes a step at a learning rate."""
+    true_weights: Callable[[], AbstractContextManager[None]]
+    """Function that shows the true weights in a context."""
+
+
+def fine_tune(
+    settings: TrainSettings, sentences: Sentences, variant: Variant, progress: Progress
+) -> Row:
+    """Make a run.
+
+    Returns:
+        ``losses``: training loss of each step. ``points``: lists of step, mean training loss
+        since the last point, test loss and accuracy. ``train_loss``, ``test_loss``, ``accuracy``:
+        those of the last point.
+    """
+    bench = workbench(settings, sentences)
+    params = [param for param in bench.model.parameters() if param.requires_grad]
+    tests = bench.data.held_out
+    assert isinstance(tests, TestBatches)
+    losses: list[float] = []
+    points: list[list[float]] = []
+    per_epoch = bench.data.train.per_epoch
+    total = per_epoch * int(settings.epochs or 1)
+    every = max(1, per_epoch // POINTS_PER_EPOCH)
+    with _learner(settings, params, variant) as learner:
+        for step in range(total):
+            batch = bench.data.train.batch(step)
+            torch.manual_seed(settings.seed * 1_000_003 + step)  # the same dropout under any rule
+            loss = cross_entropy(forward(bench.model, batch), batch)
+            bench.model.zero_grad()
+            loss.backward()
+            learner.step(settings.lr * schedule_factor(settings, total, step))
+            losses.append(round(loss.item(), _DIGITS))
+            if (step + 1) % every == 0 or step + 1 == total:
+                since = int(points[-1][0]) if points else 0
+                with learner.true_weights():
+                    tested = _test(bench.model, tests)
+                points.append([step + 1, round(fmean(losses[since:]), _DIGITS), *tested])
+            progress((step + 1) / total, f"step {step + 1}")
+    _, train_loss, test_loss, accuracy = points[-1]
+    return {
+        "losses": losses, "points": points, "train_loss": train_loss, "test_loss": test_loss,
+        "accuracy": accuracy,
+    }  # fmt: skip
+
+
+@torch.no_grad()
+def _test(model: nn.Module, batches: TestBatches) -> tuple[float, float]:
+    """Return loss and accuracy over the whole test."""
+    model.eval()
+    losses = right = count = 0.0
+    for items, batch in batches:
+        logits = forward(model, batch)
+        losses += cross_entropy(logits, batch).item() * len(items)
+        right += float((logits.argmax(-1) == batch.targets).sum())
+        count += len(items)
+    model.train()
+    return round(losses / count, _DIGITS), round(right / count, _DIGITS)
+
+
+@contextmanager
+def _learner(
+    settings: TrainSettings, params: list[nn.Parameter], variant: Variant
+) -> Iterator[_Learner]:
+    """Yield a variant's optimizer; matrices decay, vectors don't."""
+    matrices = [param for param in params if param.ndim > 1]
+    vectors = [param for param in params if param.ndim < 2]
+    shapes = ((matrices, settings.weight_decay), (vectors, 0.0))
+    groups = [{"params": own, "weight_decay": decay} for own, decay in shapes]
+    hypers: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
+    most = settings.max_grad_norm
+    if variant.name.startswith(ADAMW):
+        plain = torch.optim.AdamW(groups, **hypers)
+
+        def take(lr: float) -> None:
+            _set_rate(plain, lr)
+            if most is not None:
+                nn.utils.clip_grad_norm_(params, most)
+            plain.step()
+
+        yield _Learner(take, nullcontext)
+        return
+    config = ZenFlowConfig.preset("zenflow", **{**settings.knobs, **variant.knobs})
+    if variant.rule is not None:
+        rule = {"fresh": "factored", **variant.rule}
+        late = LateOptimizer(
+            [Group(params=own, weight_decay=decay) for own, decay in shapes],
+            Rule(name=variant.name, interval=config.update_interval, **rule),
+            config,
+            Hypers(betas=settings.betas, eps=settings.eps),
+        )
+        yield _Learner(lambda lr: late.step(lr, most), late.true_weights)
+        return
+    with closing(ZenFlowAdamW(groups, config=config, host_threads=1, **hypers)) as engine:
+
+        def step(lr: float) -> None:
+            _set_rate(engine, lr)
+            if most is not None:
+                engine.clip_grad_norm_(most)
+            engine.step()
+
+        yield _Learner(step, lambda: _evaluating(engine))
+
+
+@contextmanager
+def _evaluating(engine: ZenFlowAdamW) -> Iterator[None]:
+    engine.eval()
+    try:
+        yield
+    finally:
+        engine.train()
+
+
+def _set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr
