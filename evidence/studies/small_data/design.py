@@ -102,7 +102,7 @@ class Subject:
         }  # fmt: skip
 
     def cells(self, seeds: Sequence[int], variants: Sequence[Variant]) -> list[Cell]:
-        """Return every run: seed by seed, so that a study cut short compares what it has."""
+        """Return every run, those of claims first, seed by seed: a part of them says something."""
         found = []
         for seed, task, variant in product(seeds, self.tasks, variants):
             if seed in seeds[: variant.most_seeds]:
@@ -110,7 +110,7 @@ class Subject:
                 training = replace(self.protocol, seed=seed, lr=rate)
                 settings = {"task": task.name, "variant": variant.name, "seed": seed}
                 found.append(Cell(settings=settings, work=(training, task, variant)))
-        return found
+        return sorted(found, key=lambda cell: cell.work[2].most_seeds is not None)
 
 
 @lru_cache(maxsize=2)
