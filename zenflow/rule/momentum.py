@@ -83,7 +83,7 @@ def _settled(beta1: float) -> int:
     return 1 if beta1 == 0.0 else math.ceil(-54.0 / math.log2(beta1))
 
 
-@lru_cache(maxsize=1024)
+@lru_cache
 def _share(beta1: float, num_forwards: int, late: float, count: int) -> float:
     if not num_forwards:
         return 0.0
@@ -93,7 +93,7 @@ def _share(beta1: float, num_forwards: int, late: float, count: int) -> float:
     return (1.0 - beta1) * sum(seen) / num_forwards
 
 
-@lru_cache(maxsize=1024)
+@lru_cache
 def _lead(beta1: float, lag: int, num_forwards: int, late: float, count: int) -> float:
     steps = range(1, lag + num_forwards)
     last = 1.0 - beta1**count
