@@ -205,4 +205,5 @@ STUDY = Study(
     draw=lambda data: draw_excess(excesses(data["rows"])),
     seeds=(0, 1, 2),
     minutes=280,
+    revision=2,
 )

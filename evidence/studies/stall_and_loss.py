@@ -184,5 +184,5 @@ STUDY = Study(
     seeds=(0, 1, 2),
     one_at_a_time=True,
     minutes=15,
-    revision=2,
+    revision=3,
 )

@@ -10,7 +10,7 @@ from experiments.lab.finding import Finding, Range, Verdict
 from experiments.lab.study import Data, Study
 
 PICTURE = "picture.png"
-FORMER = "**Of the former update rule**, before the exact one: it is to be made anew."
+FORMER = "**Of an earlier update rule**: it is to be made anew."
 """Note on a record of such a revision."""
 
 

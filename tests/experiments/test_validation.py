@@ -317,7 +317,7 @@ def test_a_records_runs_are_predicted_again_as_todays_simulator_does(fresh, tmp_
     picture = tmp_path / "errors.png"
     shown = validate_again(tmp_path / "old", "--plot", str(picture))
     assert fresh.data(STUDY)["said"] in shown
-    assert "former update rule" not in shown
+    assert "earlier update rule" not in shown
     assert picture.stat().st_size > 10_000
 
 
@@ -329,7 +329,7 @@ def test_runs_of_the_former_rule_are_shown_as_recorded(fresh, tmp_path):
     rows = [{"profile": alone["profile"]}, {"runs": gone}]
     kept = records.put(tmp_path / "former", STUDY, header, rows)
     assert read_validation(kept.folder).rows == rows
-    assert "Of the former update rule" in validate_again(kept.folder)
+    assert "Of an earlier update rule" in validate_again(kept.folder)
     assert FORMER in (kept.folder / records.README).read_text(encoding="utf-8")
     assert FORMER not in (fresh.folder / records.README).read_text(encoding="utf-8")
 

@@ -184,4 +184,5 @@ STUDY = Study(
     tables=_tables,
     draw=_draw,
     minutes=60,
+    revision=2,
 )

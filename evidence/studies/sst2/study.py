@@ -318,5 +318,6 @@ STUDY = Study(
     settings=lambda scope: subject(scope).header(),
     seeds=(0, 1, 2, 3),
     minutes=50,
+    revision=2,
     uses=frozenset({"data_dir", "dataset", "model"}),
 )

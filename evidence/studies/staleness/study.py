@@ -208,5 +208,5 @@ STUDY = Study(
     draw=_draw,
     seeds=(0, 1),
     minutes=150,
-    revision=2,
+    revision=3,
 )

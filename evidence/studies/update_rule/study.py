@@ -96,5 +96,5 @@ STUDY = Study(
     seeds=(0, 1, 2),
     reuses=("accuracy", "staleness"),
     minutes=60,
-    revision=3,
+    revision=4,
 )

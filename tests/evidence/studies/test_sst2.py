@@ -10,8 +10,9 @@ from evidence.paper.loss import accuracy
 from evidence.studies.sst2.data import made_up
 from evidence.studies.sst2.model import locate, weights_digest
 from evidence.studies.sst2.run import fine_tune, workbench
-from evidence.studies.sst2.study import SMOKE, Subject
+from evidence.studies.sst2.study import SMOKE, STUDY, Subject
 from experiments.cli import main
+from experiments.lab import catalogue
 from experiments.lab import record as records
 from experiments.lab.finding import Verdict
 from experiments.lab.intervals import packed
@@ -216,12 +217,18 @@ def test_the_figure_without_data_shows_the_committed_study_or_says_what_it_needs
     tmp_path, monkeypatch
 ):
     (cell,) = accuracy.STUDY.cells(Scope())
-    data = accuracy.STUDY.run(cell, Job(folder=tmp_path))
     record = needed("sst2")
+    own = replace(STUDY, revision=record.config.get("revision", 1))
+    monkeypatch.setattr(catalogue, "load", lambda name: own)
+    data = accuracy.STUDY.run(cell, Job(folder=tmp_path))
     assert data["trained_at"] == record.commit
     assert len(data["rows"]) == len(record.rows)
     with pytest.raises(NeedsInputError, match="--data-dir"):
         accuracy.STUDY.run(cell, Job(folder=tmp_path, seeds=(1,)))
+    own = replace(own, revision=own.revision + 1)
+    with pytest.raises(NeedsInputError, match="none of today's rule"):
+        accuracy.STUDY.run(cell, Job(folder=tmp_path))
+    own = replace(own, revision=own.revision - 1)
     monkeypatch.setattr(records, "RESULTS", tmp_path)
     with pytest.raises(NeedsInputError, match="--data-dir"):
         accuracy.STUDY.run(cell, Job(folder=tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,13 @@ from torch import nn
 
 from evidence.studies.late_updates import limits
 from evidence.studies.late_updates.curvature import hessian_product, largest_eigenvalue
-from evidence.studies.late_updates.limits import adamw_limit, first_failure, growth, limit
+from evidence.studies.late_updates.limits import (
+    adamw_limit,
+    first_failure,
+    growth,
+    limit,
+    noise,
+)
 from evidence.studies.late_updates.rules import LateBlock, Rule
 from evidence.studies.late_updates.stability import STUDY, rule_of
 from experiments.lab.finding import Verdict
@@ -71,6 +78,31 @@ def test_the_quadratic_s_map_is_what_the_rule_s_blocks_do():
         model.step(t, curvature)
         expected = (model.state() @ start)[:2]
         assert [float(b.weight) for b in blocks] == pytest.approx(list(expected), rel=1e-6)
+
+
+@pytest.mark.parametrize("curvature", [0.1, 1.0, 10.0])
+def test_adamw_s_noise_is_that_of_its_linear_map(curvature):
+    """The stationary covariance P of (master, moment) solves P = A P A' + b b'."""
+    beta1 = 0.9
+    moment = np.array([(1 - beta1) * curvature, beta1])
+    step = np.array([[1.0, 0.0] - moment, moment])
+    pushed = np.array([-(1 - beta1), 1 - beta1])
+    flat = np.linalg.solve(np.eye(4) - np.kron(step, step), np.outer(pushed, pushed).ravel())
+    assert limits._squares(ADAMW, curvature, beta1) == pytest.approx(flat[0], rel=1e-6)
+
+
+def test_the_delay_keeps_noise_and_limits_nearer_to_adamw_s():
+    for interval in (2, 4, 8, 16):
+        late = Rule(name="late", interval=interval)
+        early = replace(late, delay_share=0.0)
+        apart = [
+            max(abs(math.log(noise(rule, curvature))) for curvature in (0.3, 1.0, 2.0))
+            for rule in (late, early)
+        ]
+        assert apart[0] < 0.7 * apart[1]
+        assert limit(late) > limit(early)
+    assert noise(FRESH, 1.0) == pytest.approx(1.0)
+    assert noise(LATE, 2.0) == math.inf
 
 
 def test_the_first_failure_is_found_between_coarse_values():
