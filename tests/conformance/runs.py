@@ -121,6 +121,7 @@ def adamws(loop):
     return run.saved()
 
 
+@functools.cache
 def ours(loop, preset, dtype, mode):
     """Return the true weights of a loop under this optimizer."""
     arguments = dict(ADAMW)

@@ -116,8 +116,8 @@ def check_resume(settings, steps=range(9)):
 @pytest.mark.parametrize("mode", ["keep", "release"])
 @pytest.mark.parametrize("rule", RULES)
 def test_a_checkpoint_of_any_step_resumes_bit_for_bit(rule, mode):
-    # Both modes have the same state: every step once, and a few in the other.
-    steps = range(9) if mode == "release" else (1, 4, 7)
+    # Both modes have the same state: each step is tried in one of them.
+    steps = (0, 2, 3, 5, 6, 8) if mode == "release" else (1, 4, 7)
     check_resume({"config": config_of(rule), "mode": mode}, steps)
 
 

@@ -42,6 +42,8 @@ IMPLEMENTATIONS: tuple[KernelChoice, ...] = ("torch", "triton")
 SHAPES = ((2048, 2048), (8192, 2048), (4096, 4096), (14_336, 4096), (128_256, 2048))
 SMALL_SHAPES = ((96, 64), (64, 96))
 REPEATS = 10
+_ON_CPU = 2
+"""Repeats on a CPU, where nobody looks at the times."""
 _PAUSE = 40_000_000
 """Cycles of the pause behind which launches are queued, about 20 milliseconds."""
 _COPIED = 1 << 28
@@ -187,15 +189,15 @@ def laid_out(
         matrix.optimizer.close()
 
 
-def seconds_of(work: Callable[[], Any], device: torch.device, repeats: int = REPEATS) -> float:
+def seconds_of(work: Callable[[], Any], device: torch.device) -> float:
     """Return the median time of a piece of work, behind one that counts for nothing."""
     with torch.no_grad():
         work()
         synchronize(device)
         if device.type == "cpu":
-            return statistics.median([_clocked(work) for _ in range(repeats)])
+            return statistics.median([_clocked(work) for _ in range(_ON_CPU)])
         torch.cuda._sleep(_PAUSE)
-        spans = [_enclosed(work) for _ in range(repeats)]
+        spans = [_enclosed(work) for _ in range(REPEATS)]
         synchronize(device)
     return float(statistics.median(1e-3 * start.elapsed_time(end) for start, end in spans))
 

@@ -105,7 +105,7 @@ SERIES: Mapping[str, tuple[Cell, ...]] = {
         Cell(model="tiny-grouped", batch=2, sequence=16, recomputes=True, loss_tokens=12),
     ),
 }
-SMOKE = {"steps": 16, "warm_steps": 4, "knobs": {"min_split_elements": 1}}
+SMOKE = {"steps": 8, "warm_steps": 4, "compute_steps": 2, "knobs": {"min_split_elements": 1}}
 
 
 class Bench:

@@ -46,7 +46,9 @@ def check(steps, **settings):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_compact_state_of_any_step_resumes_bit_for_bit(rule, dtype):
-    check(range(9), config=config_of(rule), mode="release", dtype=dtype)
+    # Elsewhere each compact state is the full one again, which resumes: a few steps are enough.
+    steps = range(9) if "published" in rule else (1, 4, 6)
+    check(steps, config=config_of(rule), mode="release", dtype=dtype)
 
 
 @pytest.mark.parametrize("rule", ["exact", "published"])
