@@ -88,10 +88,11 @@ def test_a_notebooks_links_lead_somewhere(name):
 
 
 LESS = {
-    "01-quickstart": {"range(28))[4:]": "range(9))[4:]"},
+    "01-quickstart": {"range(28))[4:]": "range(9))[4:]", "torch.randn(512,": "torch.randn(32,"},
     "02-anatomy-of-a-stall": {'"qwen2.5-3b"': '"qwen2.5-0.5b"', '"own:mini"': '"own:tiny"'},
     "03-calibrate-and-validate": {
         "range(4)": "range(2)", "turns=2": "turns=1", "windows=2": "windows=1",
+        '"own:mini"': '"own:tiny"',
     },
     "04-what-if-for-your-machine": {
         '"qwen2.5-3b", 4, 1024': '"qwen2.5-0.5b", 1, 512', "count=20": "count=3",

@@ -13,6 +13,8 @@ import pytest
 from autotune.online.logged_controller import LoggedController
 from experiments.output import plots, provenance
 from experiments.search import results
+from experiments.training.parts.data import batches
+from experiments.training.parts.data.tokens import ByteTokenizer
 from experiments.training.run import comparison
 from experiments.training.run.tuned import picture
 from experiments.training.run.tuned import tuning as auto
@@ -24,6 +26,17 @@ def versions_once() -> Iterator[None]:
     """Look up the installed packages' versions once: every run records them twice."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(provenance, "versions", functools.cache(provenance.versions))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def library_read_once() -> Iterator[None]:
+    """Read and tokenize the standard library's source once: it is the text of most runs."""
+    stream = ByteTokenizer.stream
+    tokens_of = functools.cache(lambda texts: stream(ByteTokenizer(), texts))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batches, "stdlib_documents", functools.cache(batches.stdlib_documents))
+        patch.setattr(ByteTokenizer, "stream", lambda self, texts: tokens_of(tuple(texts)))
         yield
 
 

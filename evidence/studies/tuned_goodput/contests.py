@@ -49,7 +49,7 @@ class Lengths:
 
 
 WHOLE = Lengths(turns=24, turn=100, drift_steps=600, window=20)
-SHORT = Lengths(turns=2, turn=12, drift_steps=32, window=8)
+SHORT = Lengths(turns=2, turn=8, drift_steps=16, window=4)
 """Lengths in smoke tests."""
 
 

@@ -47,7 +47,7 @@ def sweeps(draw, **more):
 
 
 @given(sweeps())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_points_of_a_grid_are_as_by_themselves(sweep):
     for index, row in all_rows(sweep).items():
         if row["status"] == "invalid":

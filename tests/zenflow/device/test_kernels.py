@@ -278,18 +278,18 @@ def test_equal_runs_give_equal_bits_in_either_mode(monkeypatch):
 
     monkeypatch.setattr(TritonKernels, "pack", noted)
     config = ZenFlowConfig(
-        topk_ratio=0.25, update_interval=3, select_interval=2, block_elements=128 * 32, **TINY
+        topk_ratio=0.25, update_interval=3, select_interval=2, block_elements=96 * 32, **TINY
     )
     for mode in ("keep", "release", "release"):
-        model = TinyStack(num_layers=2, width=128).to(DEVICE)
+        model = TinyStack(num_layers=2, width=96).to(DEVICE)
         clips = {"offload_gradients": mode, "max_grad_norm": 0.3}
         with closing(ZenFlowAdamW(model.parameters(), config=config, **clips)) as optimizer:
-            for step in range(7):
+            for step in range(5):
                 model.loss(step).backward()
                 optimizer.step()
             optimizer.eval()
             results.append(weights_of(model))
-    assert packed > {24, 96}  # a block, a whole matrix, and some of its blocks
+    assert packed > {24, 72}  # a block, a whole matrix, and some of its blocks
     assert_equal(results[1], results[0], "release mode")
     assert_equal(results[2], results[1], "again")
 

@@ -1,6 +1,4 @@
-"""One of two data-parallel ranks that save, go on, and resume: run by a test as a process."""
-
-import sys
+"""One of two data-parallel ranks that save, go on, and resume: a process of a test."""
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -8,6 +6,7 @@ from torch import distributed
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.forks import send_output
 from tests.models import TinyStack, assert_equal, closing, weights_of
 from tests.zenflow.runs import CONFIG
 from zenflow import ZenFlowAdamW
@@ -33,18 +32,28 @@ def true_sum(parallel, optimizer):
 
 
 def main(rank, folder):
+    """Be a rank, whose errors go to a file."""
+    send_output(errors=folder / f"error-{rank}")
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2
+    )
+    save_and_resume(rank, folder)
+    distributed.destroy_process_group()
+
+
+def save_and_resume(rank, folder):
     parallel, optimizer = make(seed=0)
     with closing(optimizer):
         train(parallel, optimizer, range(5), rank)
         model_state, state = get_state_dict(parallel, optimizer)
-        dcp.save({"model": model_state, "optimizer": state}, checkpoint_id=f"{folder}/saved")
-        sys.stdout.write(f"{true_sum(parallel, optimizer)}\n")
+        dcp.save({"model": model_state, "optimizer": state}, checkpoint_id=folder / "saved")
+        (folder / f"sum-{rank}").write_text(str(true_sum(parallel, optimizer)))
         expected = train(parallel, optimizer, range(5, 8), rank)
     parallel, optimizer = make(seed=7)
     with closing(optimizer):
         model_state, state = get_state_dict(parallel, optimizer)
         loaded = {"model": model_state, "optimizer": state}
-        dcp.load(loaded, checkpoint_id=f"{folder}/saved")
+        dcp.load(loaded, checkpoint_id=folder / "saved")
         set_state_dict(
             parallel,
             optimizer,
@@ -52,12 +61,3 @@ def main(rank, folder):
             optim_state_dict=loaded["optimizer"],
         )
         assert_equal(train(parallel, optimizer, range(5, 8), rank), expected)
-
-
-if __name__ == "__main__":
-    number, where = int(sys.argv[1]), sys.argv[2]
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{where}/meeting", rank=number, world_size=2
-    )
-    main(number, where)
-    distributed.destroy_process_group()

@@ -1,9 +1,6 @@
 """`torch.distributed.checkpoint` saves and loads the whole state, in one process and in two."""
 
 import copy
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -16,9 +13,10 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
+from tests.forks import FORKS, exit_codes
 from tests.models import OddShapes, TinyStack, assert_equal, closing, two_groups, weights_of
 from tests.zenflow.runs import CONFIG, MODES
-from tests.zenflow.surface.data_parallel_run import true_sum
+from tests.zenflow.surface import data_parallel_run
 from tests.zenflow.test_resume import config_of
 from zenflow import ZenFlowAdamW
 
@@ -148,22 +146,13 @@ def test_names_and_shapes_are_the_same_at_every_step(mode):
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo")
 def test_ranks_resume_bit_for_bit_and_one_process_loads_what_they_saved(tmp_path):
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.zenflow.surface.data_parallel_run", str(rank), tmp_path],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(2)
+        FORKS.Process(target=data_parallel_run.main, args=(rank, tmp_path)) for rank in (0, 1)
     ]
-    try:
-        told = [rank.communicate(timeout=120) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], told
-    first, second = (out.splitlines() for out, _ in told)
+    for rank in ranks:
+        rank.start()
+    codes = exit_codes(ranks, seconds=120)
+    assert codes == [0, 0], [(tmp_path / f"error-{rank}").read_text() for rank in (0, 1)]
+    first, second = ((tmp_path / f"sum-{rank}").read_text() for rank in (0, 1))
     assert first == second
     model = TinyStack(num_layers=3, seed=7)
     with closing(ZenFlowAdamW(model.parameters(), config=CONFIG)) as optimizer:
@@ -176,4 +165,4 @@ def test_ranks_resume_bit_for_bit_and_one_process_loads_what_they_saved(tmp_path
             model_state_dict=loaded["model"],
             optim_state_dict=loaded["optimizer"],
         )
-        assert str(true_sum(model, optimizer)) == first[0]
+        assert str(data_parallel_run.true_sum(model, optimizer)) == first
