@@ -118,7 +118,7 @@ def test_so_it_is_where_a_cpu_plays_the_device(strategy, factors, accumulation, 
 
 @needs_c
 @given(strategies, factors, factors)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_machines_that_share_a_recording_are_each_as_by_itself(strategy, first, second):
     both = [costs(machine(own, 0.75)) for own in (first, second)]
     found = together(strategy, *both)

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.hardware.catalog import find_machine, names
@@ -55,6 +55,7 @@ def test_every_machine_of_the_table_comes_back(name, path):
     assert read_profile(path) == profile
 
 
+@settings(max_examples=40, deadline=None)
 @given(
     values=st.fixed_dictionaries({name: values_of(name) for name in BASE.quantities()}),
     figure=st.builds(

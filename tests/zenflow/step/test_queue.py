@@ -38,7 +38,7 @@ def runs_of(scenario, mode, depths, dtype=torch.float32):
         yield [*run_engine(dataclasses.replace(scenario, config=config), mode, dtype)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     scenario=scenarios(),
     mode=st.sampled_from(["keep", "release"]),
