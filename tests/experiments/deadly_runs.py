@@ -78,6 +78,7 @@ def kill_inside_a_save(process: subprocess.Popen[bytes], folder: Path, rng: rand
     """Kill at a random moment of a save, known by its temporary folder, behind a few others."""
     saves, was_saving = rng.randrange(2, 6), True
     for _ in _watched(process):
+        time.sleep(0.0005)  # a save takes longer, and the run needs the core
         saving = bool(unfinished(folder))
         if saving and not was_saving:
             saves -= 1
