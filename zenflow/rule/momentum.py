@@ -27,7 +27,7 @@ def delay(beta1: float, num_forwards: int) -> float:
 
     With m = beta1 / (1 - beta1), the steps that momentum remembers, the delay is
     3/2 m (n^2 - 1) / (3 m + n + 2)^2. One forward needs none, and neither does AdamW without
-    momentum. The formula is a fit: the study of noise shows that it keeps AdamW's.
+    momentum. The formula is a fit. The study `stability` shows what noise it leaves.
 
     Args:
         beta1: Decay of the first moment.

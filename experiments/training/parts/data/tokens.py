@@ -68,7 +68,7 @@ class PretrainedTokenizer:
     def encode_many(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
         """Return each text's token ids with the model's special tokens, cut at ``max_tokens``.
 
-        Two texts with a tab between them are a pair, which the model's own tokens separate.
+        Where every text has a tab, each is a pair of texts, which the model's tokens separate.
         """
         parts = [text.split("\t", 1) for text in texts]
         seconds = [part[1] for part in parts if len(part) == 2]

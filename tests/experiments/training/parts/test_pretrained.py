@@ -56,6 +56,20 @@ def setup(model, text, **changes):
     )
 
 
+def test_texts_that_all_have_a_tab_are_pairs_with_the_models_separator():
+    words = {"[UNK]": 0, "[EOS]": 1, "odd": 2, "even": 3}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    inner.post_processor = tokenizers.processors.TemplateProcessing(
+        single="$A [EOS]", pair="$A [EOS] $B [EOS]", special_tokens=[("[EOS]", 1)]
+    )
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="[EOS]")
+    found = PretrainedTokenizer(fast, vocab_size=4)
+    pairs = found.encode_many(["odd\teven", "odd odd\teven"], 5)
+    assert pairs == [[2, 1, 3, 1], [2, 2, 1, 3, 1]]
+    assert found.encode_many(["odd\teven", "odd"], 5) == [[2, 3, 1], [2, 1]]
+
+
 def test_directory_gives_its_weights_and_its_tokenizer(gpt2, text):
     found = setup(gpt2, text, seed=1)
     assert isinstance(found.tokenizer, PretrainedTokenizer)
