@@ -113,11 +113,11 @@ def save_all(rank, mesh, folder):
     }
 
 
-def load_all(rank, mesh, folder):
-    """Resume every scenario of `SAVED`."""
+def load_all(rank, mesh, folder, names=SAVED):
+    """Resume some scenarios of `SAVED`."""
     return {
         name: checkpointed(SCENARIOS[name], rank, mesh, folder / name, loads=True)
-        for name in SAVED
+        for name in names
     }
 
 
@@ -425,6 +425,7 @@ TASKS = {
     "ring": through_ring,
     "save": save_all,
     "load": load_all,
+    "load one": partial(load_all, names=SAVED[:1]),
     "delay": delayed,
     "export": exported,
     "save by one": saved_by_one,
