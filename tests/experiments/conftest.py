@@ -23,10 +23,16 @@ from tests.experiments.tuned import ByTheClock
 
 @pytest.fixture(scope="session", autouse=True)
 def versions_once() -> Iterator[None]:
-    """Look up the installed packages' versions once: every run records them twice."""
+    """Look up the installed packages' versions and the commit once: runs record them twice."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(provenance, "versions", functools.cache(provenance.versions))
+        look_up_once(patch)
         yield
+
+
+def look_up_once(patch: pytest.MonkeyPatch) -> None:
+    """Let all runs of this process find the same versions and the same commit."""
+    for name in ("versions", "commit"):
+        patch.setattr(provenance, name, functools.cache(getattr(provenance, name)))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,7 +15,7 @@ from autotune.online.logged_controller import LoggedController
 from experiments.training.parts.ranks.launched import Launched
 from experiments.training.run.loop import Training
 from experiments.training.run.tuned import tuning as tuned
-from tests.experiments.conftest import leave_blank
+from tests.experiments.conftest import leave_blank, look_up_once
 from tests.experiments.runs import train
 from tests.experiments.training.parts.test_checkpoint import file_size_limit
 from tests.experiments.tuned import ByTheClock
@@ -83,6 +83,7 @@ def be_rank(folder, commands, environment):
     faulthandler.dump_traceback_later(150, exit=True)  # where a rank hangs
     ended = []
     distributed.init_process_group("gloo", timeout=timedelta(seconds=60))
+    look_up_once(pytest.MonkeyPatch())
     for command in commands:
         ended.append(carry_out(command))
         (folder / f"ended-{place.rank}.json").write_text(json.dumps(ended))
