@@ -54,6 +54,7 @@ def trained(steps, added=SMALL):
 
 
 AS_IT_STANDS = Scaled()
+IN_ONE_PROCESS = Scaled(added="--workers 1")
 INSTALLED = Elsewhere("tests/test_installed.py")
 COMPARED = Elsewhere("tests/experiments/training/run/test_comparison.py")
 REPRODUCED = Elsewhere("tests/evidence/paper/test_frame.py")
@@ -104,7 +105,7 @@ LINES = {
         "zenflow simulate --model llama-2-7b --hardware dgx-a100-80 --num-gpus 1 "
         "--strategy zenflow --plot step.png": AS_IT_STANDS,
         "zenflow sweep --model llama-3.1-8b --gpu h100 --num-gpus 8 --vary strategy=fsdp2 "
-        "--vary checkpointing=no,1/2,op,yes --out runs/recompute": AS_IT_STANDS,
+        "--vary checkpointing=no,1/2,op,yes --out runs/recompute": IN_ONE_PROCESS,
         "zenflow simulate --model llama-2-7b --gpu rtx4090 --strategy qlora --lora-rank 64 "
         "--checkpointing": AS_IT_STANDS,
         "zenflow simulate --model llama-2-7b --gpu h100 --strategy adamw_8bit "
@@ -120,7 +121,7 @@ LINES = {
         "zenflow simulate --model llama-2-7b --machine dgx-a100-80 --num-hosts 4 "
         "--network 8x-roce-200 --strategy fsdp2": AS_IT_STANDS,
         "zenflow sweep --model llama-2-7b --gpu h100 --num-gpus 8 --vary num_hosts=1,2,4 "
-        "--vary parallel=ddp,fsdp --out runs/hosts": AS_IT_STANDS,
+        "--vary parallel=ddp,fsdp --out runs/hosts": IN_ONE_PROCESS,
         "zenflow calibrate --out mine.json": Scaled(added="--device cpu --turns 1"),
         "zenflow validate --profile mine.json --out runs/validation":
             Scaled(added="--device cpu --turns 1"),
@@ -141,7 +142,7 @@ LINES = {
         )},
         "zenflow sweep --model llama-2-7b --gpu rtx4090 --checkpointing "
         "--vary link=pcie4-x16,pcie5-x16 --vary host=desktop-ddr5,epyc-9654 --out runs/host":
-            AS_IT_STANDS,
+            IN_ONE_PROCESS,
         "zenflow study whatif --workers 2": Elsewhere("tests/experiments/lab/test_study.py"),
         "zenflow sweep --model llama-2-7b --checkpointing --vary gpu=rtx5090,l40s,a100-80-pcie "
         "--vary batch=1,2,4 --vary dram=20:400:1 --find price_usd --rate 1500 "

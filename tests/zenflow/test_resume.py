@@ -129,7 +129,7 @@ def test_a_bfloat16_run_resumes_bit_for_bit(rule):
 @pytest.mark.parametrize("rule", ["exact", "published", "warm-up"])
 @pytest.mark.parametrize("log", SCHEDULES.values(), ids=SCHEDULES)
 def test_a_run_whose_knobs_changed_resumes_bit_for_bit(rule, log):
-    steps = range(9) if rule == "exact" else range(2, 9, 2)
+    steps = range(1, 9) if rule == "exact" else (2, 6, 7)
     check_resume({"config": config_of(rule), "mode": "release", "log": log}, steps)
 
 
@@ -243,8 +243,10 @@ def test_a_checkpoint_written_by_torch_save_resumes_bit_for_bit():
             assert_equal(run.step(step), weights[step], f"step {step}")
 
 
-@pytest.mark.parametrize("mode", ["keep", "release"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "mode"),
+    [(torch.float32, "keep"), (torch.float32, "release"), (torch.bfloat16, "release")],
+)
 @pytest.mark.parametrize("rule", RULES)
 def test_eval_shows_the_true_weights_and_train_goes_back_bit_for_bit(rule, mode, dtype):
     model = GivenGradients([(6, 9), (5,), (3, 4, 2)], dtype)
