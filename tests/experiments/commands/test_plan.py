@@ -142,9 +142,9 @@ def test_a_model_beyond_a_device_is_told_so_first_and_in_few_words():
     assert "mistral-small-24b" in answer[1]
 
 
-def test_sharded_over_two_hosts_the_same_model_is_planned():
-    ran = ["plan", "--model", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "h100", "--num-gpus",
-           "8", "--parallel", "fsdp", "--batch-size", "1", "--checkpointing", "--draws",
+def test_a_model_is_planned_sharded_over_two_hosts():
+    ran = ["plan", "--model", "meta-llama/Llama-3.1-8B", "--gpu", "h100", "--num-gpus", "8",
+            "--parallel", "fsdp", "--batch-size", "1", "--checkpointing", "--draws",
            "0"]  # fmt: skip
     text = run(*ran, "--num-hosts", "2").output
     assert "hgx-h100: 2 hosts, each 8 x h100-sxm" in text
@@ -182,8 +182,8 @@ def test_what_may_not_fit_is_shown_with_a_warning_and_is_no_recommendation():
 
 
 def test_nothing_that_fits_is_exit_code_1():
-    for model, more in (("llama-3.1-8b", []), ("llama-3.3-70b", ["--json"])):
-        ran = run("plan", "--model", model, "--gpu", "rtx4080", "--draws", "0", *more)
+    for more in ([], ["--json"]):
+        ran = run("plan", "--model", "llama-3.1-8b", "--gpu", "rtx4080", "--draws", "0", *more)
         assert ran.exit_code == 1, ran.output
         assert "Traceback" not in ran.output
     assert json.loads(ran.stdout)["recommended"] is None
@@ -259,11 +259,12 @@ def test_the_machine_is_the_gpus_usual_one_with_what_is_given_in_its_place():
 
 
 def test_several_gpus_take_a_machine_that_holds_them():
-    found = record(*SHORT, "--num-gpus", "4")
+    small = ["plan", "--model", "gpt2", *SHORT[3:]]
+    found = record(*small, "--num-gpus", "4")
     assert found["num_devices"] == 4
     assert found["notes"] == ["assumed as in rtx4090-server: host, link, fabric, drives"]
     made = record(
-        *SHORT, "--num-gpus", "2", "--host", "2x-epyc-7742", "--link", "pcie4-x16",
+        *small, "--num-gpus", "2", "--host", "2x-epyc-7742", "--link", "pcie4-x16",
         "--fabric", "pcie4-host",
     )  # fmt: skip
     assert made["notes"] == []
