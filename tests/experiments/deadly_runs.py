@@ -20,6 +20,7 @@ import torch
 
 from experiments.training.parts.files.checkpoint import CHECKPOINTS, latest_checkpoint
 from tests.experiments.runs import FAST, saved_tensors, steps, summary, train, trained, write_text
+from tests.starts import environment
 from tests.zenflow.test_resume import members_of_session
 
 _FLAGS = (*FAST, "--schedule", "cosine", "--lr", "1e-3", "--select-interval", "4")
@@ -52,7 +53,7 @@ def start(*flags: object) -> subprocess.Popen[bytes]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env=environment(OMP_NUM_THREADS="1"),
     )
 
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from tests.forks import FORKS, exit_codes, send_output
 from tests.models import assert_equal, closing, weights_of
+from tests.starts import environment
 from tests.zenflow.runs import CONFIG, MODES, make, take_steps
 from zenflow import ZenFlowAdamW
 from zenflow.host.pool import HostPool
@@ -263,6 +264,6 @@ def test_an_interpreter_that_was_forked_ends():
         text=True,
         timeout=120,
         check=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        env=environment(),
     )
     assert done.stdout == "[0, 0, 0, 1, 0] [5, 5]\n", done.stderr

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.models import TINY, GivenGradients, OddShapes, assert_equal, closing, weights_of
+from tests.starts import environment
 from tests.zenflow.decisions import decisions
 from tests.zenflow.test_reference import feed, reference_of, true_weights
 from zenflow import LoggedDecisions, ZenFlowAdamW, ZenFlowConfig
@@ -301,7 +302,7 @@ def start(mode, ending):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        env=environment(),
     )
 
 

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from evidence.benchmarks.gpu import device_pass, finetune
+from evidence.benchmarks.gpu import environment as gpu_environment
 from evidence.benchmarks.gpu import figures as gpu_figures
 from evidence.benchmarks.gpu import keep as gpu_keep
 from evidence.benchmarks.gpu import setup as gpu_setup
@@ -24,6 +25,7 @@ from evidence.benchmarks.gpu.loan import run as loan_run
 from evidence.benchmarks.gpu.loan.calls import CALLS, PREDICTED, Part
 from evidence.pages.gpu import read_suite
 from experiments.output.files import write_json
+from tests.starts import environment
 from zenflow.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -175,10 +177,6 @@ while True:
     save(whole, folder, out, dict())
     print("saved", flush=True)
 """
-
-
-def environment():
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def test_records_are_whole_at_whatever_moment_their_writer_is_killed(tmp_path):
@@ -356,9 +354,16 @@ def run_smoke(number, out, *arguments):
     return whole
 
 
+def test_facts_of_a_machine_are_kept_and_shown(tmp_path):
+    assert gpu_environment.main(["--smoke", "--out", str(tmp_path)]) == 0
+    facts = json.loads((tmp_path / "environment.json").read_text())
+    assert {"hardware", "versions", "commit"} <= facts.keys()
+    assert facts["host"]["kernel"] in (tmp_path / "table.txt").read_text()
+
+
 def test_the_first_call_runs_on_a_cpu(tmp_path):
     """Without `races`, which is `tests` with another mark, and parts that are tested alone."""
-    alone = ("races", "device_pass", "presets-1b")
+    alone = ("environment", "races", "device_pass", "presets-1b")
     names = [each.name for each in CALLS[1] if each.name not in alone]
     whole = run_smoke(1, tmp_path, "--parts", *names)
     assert [each["part"] for each in whole["parts"]] == names

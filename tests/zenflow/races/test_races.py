@@ -14,6 +14,10 @@ from zenflow.rule import sizes
 
 MODES = ("release", "keep")
 both_modes = pytest.mark.parametrize("mode", MODES)
+keep_slowly = pytest.mark.parametrize(
+    "mode", ["release", pytest.param("keep", marks=pytest.mark.slow)]
+)
+"""For what both modes do in the same way."""
 S2, S3 = {"update_interval": 2}, {"update_interval": 3, "select_interval": 2}
 
 
@@ -29,7 +33,7 @@ def test_a_rule(mode, rule):
     assert races(mode, RULES[rule], steps=8) == []
 
 
-@both_modes
+@keep_slowly
 def test_the_fallback_in_torch(mode, monkeypatch):
     monkeypatch.setattr(kernel, "c_library", lambda: None)
     monkeypatch.setattr("zenflow.host.pool.c_library", lambda: None)
@@ -43,7 +47,7 @@ def test_a_ring_that_is_full_now_and_then(num_bytes, monkeypatch):
 
 
 @needs_triton
-@both_modes
+@keep_slowly
 @pytest.mark.parametrize("rule", ["S 3", "published"])
 def test_tritons_kernels(mode, rule):
     assert races(mode, RULES[rule], steps=6, kernels="triton") == []
@@ -56,7 +60,7 @@ def test_tritons_kernels_where_the_ring_cuts_matrices(monkeypatch):
     assert races("release", S2, steps=6, kernels="triton") == []
 
 
-@both_modes
+@keep_slowly
 def test_bfloat16_weights(mode):
     assert races(mode, S2, steps=6, model=TinyStack(num_layers=3, dtype=torch.bfloat16)) == []
 
@@ -69,7 +73,7 @@ def look(training, step):
         training.optimizer.train()
 
 
-@both_modes
+@keep_slowly
 def test_true_weights_in_between(mode):
     assert races(mode, S2, then=look, steps=8) == []
 
@@ -129,7 +133,7 @@ def save_and_load(training, step):
         training.optimizer.load_state_dict(torch.load(saved, weights_only=False))
 
 
-@both_modes
+@keep_slowly
 def test_resuming(mode):
     assert races(mode, S3, then=save_and_load, steps=9) == []
 
@@ -154,7 +158,7 @@ def test_no_step_waits_for_the_device_by_an_operation(mode, rule):
     assert not any(waits_of(mode, update_rule=rule))
 
 
-@both_modes
+@keep_slowly
 def test_a_selection_waits_as_often_for_many_blocks_as_for_few(mode):
     often = {"steps": 8, "update_interval": 1, "select_interval": 1}
     few, many = (max(map(len, waits_of(mode, num_layers=n, **often))) for n in (2, 5))

@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import os
 import subprocess
 import sys
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 
 from tests.models import TINY, GivenGradients, TinyStack, closing, weights_of
+from tests.starts import environment
 from tests.zenflow.decisions import decisions
 from tests.zenflow.test_reference import feed
 from zenflow import AbstractController, LoggedDecisions, ZenFlowAdamW, ZenFlowConfig
@@ -407,7 +407,7 @@ def test_data_parallel_ranks_measure_the_same_without_a_word(tmp_path):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            env=environment(),
         )
         for rank in range(2)
     ]

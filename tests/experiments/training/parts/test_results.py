@@ -8,6 +8,7 @@ import pytest
 
 from experiments.training.parts.files.results import others_in, remove_results
 from tests.experiments.runs import FAST, ended, trained, write_text
+from tests.starts import environment
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +19,6 @@ def flags(tmp_path_factory):
 
 KILLED = """
 import os, signal, sys
-import torch._dynamo
 import experiments.cli, experiments.training.run.single
 from zenflow.console import main
 def killed_at(number):
@@ -47,7 +47,7 @@ def killed_runs(tmp_path_factory, flags):
     folder = tmp_path_factory.mktemp("killed")
     subprocess.run(
         [sys.executable, "-c", KILLED, folder, "train", *map(str, flags)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        env=environment(),
         check=True,
     )
     return folder

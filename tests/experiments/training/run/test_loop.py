@@ -1,5 +1,4 @@
 import json
-import os
 import re
 import signal
 import subprocess
@@ -26,6 +25,7 @@ from tests.experiments.runs import (
     trained,
     write_text,
 )
+from tests.starts import environment
 from zenflow.trace.timeline import LANES, Timeline
 
 PROMISED = {
@@ -209,7 +209,7 @@ def start(
     command += ["--data", str(text), "--steps", "1000000", "--warmup", "0", *flags]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env=environment(OMP_NUM_THREADS="1"),
     )  # fmt: skip
     request.addfinalizer(lambda: end(process))
     deadline = time.monotonic() + 200

@@ -15,6 +15,7 @@ from experiments.training.run import launch
 from experiments.training.run import stop as interrupt
 from experiments.training.run.stop import StopRequest
 from tests.experiments.runs import FAST, end, ended, write_text
+from tests.starts import environment
 
 
 @pytest.fixture
@@ -157,7 +158,7 @@ def test_a_run_whose_terminal_closes_is_saved(tmp_path, request):
     process = subprocess.Popen(
         [*command, "--data", str(text), "--steps", "1000000"],
         stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env=environment(OMP_NUM_THREADS="1"),
     )  # fmt: skip
     request.addfinalizer(lambda: end(process))  # it would train for hours
     os.close(theirs)
