@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
+from evidence.paper.importance import selection_traffic
 from experiments.lab import catalogue
 from experiments.lab import record as records
 from experiments.lab.finding import Verdict
@@ -22,7 +23,22 @@ OWN = (
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def counted():
+    """Let no ranks be started for a figure: a slow test starts them, others have ranks too."""
+
+    def as_expected(seed, width, steps):
+        entries, columns = 9 * width * width * 2, 6 * width * 4
+        ratio = entries / columns
+        counts = {"gradient_bytes": entries, "norm_bytes": columns}
+        return {**counts, "chosen_alike": 1.0, "closed_form": ratio}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(selection_traffic, "_counted", as_expected)
+        yield
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, counted):
     """Return a function that makes a figure in smoke mode, once."""
     known = {}
 
@@ -133,9 +149,10 @@ def test_bytes_are_the_closed_forms_simulated_and_counted(made):
     assert data["zero_offload"]["measured"] == pytest.approx(2.0, rel=0.02)
 
 
-def test_ranks_exchange_as_many_bytes_as_columns_and_entries_say(made):
-    counted = data_of(made, "selection_traffic")["counted"]
-    width = counted["width"]
+@pytest.mark.slow
+def test_ranks_exchange_as_many_bytes_as_columns_and_entries_say():
+    width = 64
+    counted = selection_traffic._counted(seed=0, width=width, steps=4)
     assert counted["gradient_bytes"] == 9 * width * width * 2
     assert counted["norm_bytes"] == 6 * width * 4
     assert counted["chosen_alike"] > 0.99  # columns whose norms are the same to the bit are ties

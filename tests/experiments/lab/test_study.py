@@ -27,6 +27,8 @@ from zenflow.errors import ConfigError
 KEYS = catalogue.names()
 ALONE = ("paper/", "validation")
 """Studies with tests of their own that make them: those of one cell, and the one with ranks."""
+LONG = ("tuned_goodput",)
+"""Studies whose parts have tests of their own, and take long together."""
 
 
 class Counting:
@@ -60,7 +62,14 @@ def runner_of(study, folder, **changes):
     )
 
 
-@pytest.mark.parametrize("key", [key for key in KEYS if not key.startswith(ALONE)])
+@pytest.mark.parametrize(
+    "key",
+    [
+        pytest.param(key, marks=[pytest.mark.slow] if key in LONG else [])
+        for key in KEYS
+        if not key.startswith(ALONE)
+    ],
+)
 def test_a_study_is_stopped_goes_on_makes_no_cell_twice_and_leaves_a_record(key, tmp_path):
     counting = Counting(key)
     cells = counting.study.cells(counting.study.scope(Scope(smoke=True)))
