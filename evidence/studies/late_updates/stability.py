@@ -94,8 +94,8 @@ def _run(cell: Cell, job: Job) -> Row:
         return _watch(cell, job)
     rule = rule_of(name, interval) or Rule(name=ADAMW, interval=1, lag=0, fresh="none")
     if cell.settings["part"] == "noise":
-        found = [noise(rule, curvature) for curvature in cell.settings["curvatures"]]
-        return {"noise": [value if math.isfinite(value) else None for value in found]}
+        noises = [noise(rule, curvature) for curvature in cell.settings["curvatures"]]
+        return {"noise": [value if math.isfinite(value) else None for value in noises]}
     if name != BEST_LEAD:
         return {"limit": limit(rule)}
     found = {share: limit(replace(rule, lead_share=share)) for share in _LEADS}

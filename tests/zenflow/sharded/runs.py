@@ -179,7 +179,7 @@ DROPPING = {
         "config": {"update_rule": rule, "topk_ratio": 0.25, "block_elements": 5_000},
         "optimizer": {"offload_gradients": mode, "max_grad_norm": 0.5, "eps": 1e-3},
     }
-    for mode, rule in (("release", "exact"), ("release", "published"))
+    for mode, rule in (("release", "exact"), ("release", "published"), ("keep", "exact"))
 } | {"release, clipped": {"clip": 0.4, "optimizer": {"offload_gradients": "release", "eps": 1e-3}}}
 """Scenarios in which batches are dropped."""
 
