@@ -6,7 +6,7 @@ from tests.reference_windows import Block, Windows
 
 
 def delay(beta1, n):
-    """Return how many steps behind the weights are that n forwards see on average."""
+    """Return by how many steps n forwards are behind AdamW's weights on average."""
     memory = beta1 / (1 - beta1)
     return 1.5 * memory * (n * n - 1) / (3 * memory + n + 2) ** 2
 

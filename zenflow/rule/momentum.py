@@ -23,7 +23,7 @@ from itertools import accumulate
 
 
 def delay(beta1: float, num_forwards: int) -> float:
-    """Return how many steps behind AdamW's weights are that so many forwards see on average.
+    """Return by how many steps forwards are to be behind AdamW's weights on average.
 
     With m = beta1 / (1 - beta1), the steps that momentum remembers, the delay is
     3/2 m (n^2 - 1) / (3 m + n + 2)^2. One forward needs none, and neither does AdamW without

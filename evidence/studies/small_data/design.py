@@ -57,6 +57,7 @@ def _of(interval: int, name: str, *, most_seeds: int | None = 1, **rule: Any) ->
 
 
 PLAIN = "plain mean"
+"""Name of that rule."""
 VARIANTS: Sequence[Variant] = (
     Variant(name=ADAMW),
     *(Variant(name=f"zenflow, S = {s}", knobs={"update_interval": s}) for s in (4, 16)),
@@ -78,6 +79,7 @@ class Subject:
     """Model, tasks and protocol that all runs share."""
 
     tasks: tuple[Sentences, ...]
+    """Sentences of each task, to train and to test on."""
     protocol: TrainSettings
     """Settings of every run but for rule and seed; ``model`` is a place of this machine."""
     model: str

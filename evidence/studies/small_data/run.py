@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from evidence.studies.late_updates.optimizer import Group, Hypers, LateOptimizer
 from evidence.studies.late_updates.rules import Rule
@@ -104,14 +105,8 @@ def _learner(
     most = settings.max_grad_norm
     if variant.name.startswith(ADAMW):
         plain = torch.optim.AdamW(groups, **hypers)
-
-        def take(lr: float) -> None:
-            _set_rate(plain, lr)
-            if most is not None:
-                nn.utils.clip_grad_norm_(params, most)
-            plain.step()
-
-        yield _Learner(take, nullcontext)
+        clip = partial(nn.utils.clip_grad_norm_, params)
+        yield _Learner(partial(_step, plain, clip, most), nullcontext)
         return
     config = ZenFlowConfig.preset("zenflow", **{**settings.knobs, **variant.knobs})
     if variant.rule is not None:
@@ -125,25 +120,19 @@ def _learner(
         yield _Learner(lambda lr: late.step(lr, most), late.true_weights)
         return
     with closing(ZenFlowAdamW(groups, config=config, host_threads=1, **hypers)) as engine:
-
-        def step(lr: float) -> None:
-            _set_rate(engine, lr)
-            if most is not None:
-                engine.clip_grad_norm_(most)
-            engine.step()
-
-        yield _Learner(step, lambda: _evaluating(engine))
+        step = partial(_step, engine, engine.clip_grad_norm_, most)
+        yield _Learner(step, engine.true_weights)
 
 
-@contextmanager
-def _evaluating(engine: ZenFlowAdamW) -> Iterator[None]:
-    engine.eval()
-    try:
-        yield
-    finally:
-        engine.train()
-
-
-def _set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+def _step(
+    optimizer: torch.optim.Optimizer,
+    clip: Callable[[float], Tensor],
+    most: float | None,
+    lr: float,
+) -> None:
+    """Take a step at a learning rate, its gradients clipped to a norm unless that is None."""
     for group in optimizer.param_groups:
         group["lr"] = lr
+    if most is not None:
+        clip(most)
+    optimizer.step()

@@ -101,6 +101,9 @@ def test_the_delay_keeps_noise_and_limits_nearer_to_adamw_s():
         ]
         assert apart[0] < 0.7 * apart[1]
         assert limit(late) > limit(early)
+        longer = replace(late, delay_share=1.3)
+        assert noise(longer, 2.0) > noise(late, 2.0)
+        assert noise(longer, 0.1) > noise(late, 0.1) > 1
     assert noise(FRESH, 1.0) == pytest.approx(1.0)
     assert noise(LATE, 2.0) == math.inf
 
