@@ -39,6 +39,10 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+collect_ignore = ["light"]
+"""What replaces torch's compiler in processes that tests start must not be loaded in this one."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let races be cut short, where a GPU is there for minutes only."""
     parser.addoption(
@@ -89,18 +93,27 @@ def kernels_that_were_asked_for(request: pytest.FixtureRequest) -> Iterator[None
 
 @pytest.fixture(autouse=True)
 def nothing_stays_switched_on() -> Iterator[None]:
-    """Fail a test that leaves a mode or a tracer behind: every later call would be slower."""
+    """Fail a test that leaves a mode or a tracer behind, and put gradients back.
+
+    Every later call would be slower, and without gradients every later test would fail.
+    """
     before = _switched_on()
     yield
-    assert _switched_on() == before, (
-        "left on: tracing, or a mode of torch such as a default device"
+    after = _switched_on()
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_grad_enabled(True)
+    assert after == before, (
+        "left on: tracing, or a mode of torch, such as a default device or no_grad"
     )
 
 
 def _switched_on() -> list[object]:
-    torch = sys.modules.get("torch")
-    modes = 0 if torch is None else torch._C._len_torch_function_stack()
-    return [sys.gettrace(), sys.getprofile(), tracemalloc.is_tracing(), modes]
+    found = [sys.gettrace(), sys.getprofile(), tracemalloc.is_tracing()]
+    if "torch" not in sys.modules:
+        return [*found, 0, True]
+    import torch
+
+    return [*found, torch._C._len_torch_function_stack(), torch.is_grad_enabled()]
 
 
 def remembering(function: Callable[..., Any]) -> Callable[..., Any]:
