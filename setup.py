@@ -86,8 +86,8 @@ setup(
     ext_modules=[
         Extension(
             "zenflow.host._host_kernel",
-            sources=["zenflow/host/_host_kernel.c", "zenflow/host/_host_pool.c"],
-            depends=["zenflow/host/_host_kernel.h"],
+            sources=[f"zenflow/host/_host_{name}.c" for name in ("kernel", "compact", "pool")],
+            depends=["zenflow/host/_host_kernel.h", "zenflow/host/_host_arithmetic.h"],
             extra_compile_args=["/O2", "/std:c11"] if sys.platform == "win32" else _FLAGS,
             extra_link_args=[] if sys.platform == "win32" else ["-pthread", "-lm"],
             optional=True,  # without a compiler the package installs and runs on torch operations

@@ -14,10 +14,17 @@
 
 /* Raised with every change of a signature or record: library.py refuses a library built from other
  * code. */
-#define INTERFACE 5
+#define INTERFACE 6
 
 /* What a job does with its rows. */
-enum { SUM = 0, CATCH_UP = 1 };
+enum { SUM = 0, CATCH_UP = 1, COMPACT = 2 };
+
+/* Elements of compact state that share an exponent byte; the last group of a row may have fewer. */
+#define COMPACT_GROUP 64
+
+/* Steps whose constants are held at once, on the stack: float32 state takes more in several passes,
+ * and compact state has no more at a time. */
+#define MOST_STEPS 64
 
 /* One AdamW step that waits: its gradient, of the job's shape and dtype, and its settings. */
 typedef struct {
@@ -35,7 +42,8 @@ typedef struct {
  * SUM: sum = scale * grad of the only step, or sum += where it is not the first.
  * CATCH_UP: active rows take all steps, in order, and count them. Then, if there is `out`, every
  * row's weights go there, moved on by `lead` times the displacement of the step `upload`: that of
- * the last step taken where `repeats_last` says that they are the same. */
+ * the last step taken where `repeats_last` says that they are the same.
+ * COMPACT: the same with compact state, which is written once, after all steps. */
 typedef struct {
     int32_t kind;
     int32_t grad_dtype;
@@ -55,9 +63,20 @@ typedef struct {
     int64_t num_steps;
     void *out;
     AdamStep upload;
+    uint16_t *high; /* compact state: see compact.py */
+    int8_t *low;
+    uint8_t *exp_avg8;
+    uint8_t *exp_avg_sq8;
+    uint8_t *exponents1;
+    uint8_t *exponents2;
+    const int64_t *first; /* number of each row's first element in the whole parameter */
+    uint64_t seed;
 } HostJob;
 
 /* Does rows low..high-1 of a job. */
 EXPORT void zenflow_run(const HostJob *job, int64_t low, int64_t high);
+
+/* Does rows low..high-1 of a job on compact state; subnormals are flushed already. */
+void zenflow_compact_rows(const HostJob *job, int64_t low, int64_t high);
 
 #endif

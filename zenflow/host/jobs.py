@@ -13,9 +13,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from zenflow.host.compact import CompactState
+
+MOST_STEPS = 64
+"""Largest number of steps of a `CompactJob`."""
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """The C kernel's number of each dtype."""
-_SUM, _CATCH_UP = range(2)
+_SUM, _CATCH_UP, _COMPACT = range(3)
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _FLOAT, _DOUBLE = ctypes.c_float, ctypes.c_double
 
@@ -42,6 +46,9 @@ class CJob(ctypes.Structure):
         *(("exp_avg_sq", _POINTER), ("step", _POINTER), ("active", _POINTER)),
         *(("steps", ctypes.POINTER(CStep)), ("num_steps", _LONG)),
         *(("out", _POINTER), ("upload", CStep)),
+        *((name, _POINTER) for name in ("high", "low", "exp_avg8", "exp_avg_sq8")),
+        *(("exponents1", _POINTER), ("exponents2", _POINTER), ("first", _POINTER)),
+        ("seed", ctypes.c_uint64),
     )
 
 
@@ -173,16 +180,82 @@ class CatchUpJob:
             steps=_encode_steps(self.steps),
             num_steps=len(self.steps),
         )
-        if self.steps and self.steps[0].grad is not None:
-            job.grad_dtype = DTYPE_CODES[self.steps[0].grad.dtype]
-        if self.upload is not None:
-            job.out = self.upload.out.data_ptr()
-            job.out_dtype = DTYPE_CODES[self.upload.out.dtype]
-            job.lead = self.upload.lead
-            job.upload = self.upload.step.encode()
-            job.repeats_last = self.upload.repeats_last
+        _encode_gradients_and_upload(job, self.steps, self.upload)
         return job
 
 
-HostJob = SumJob | CatchUpJob
+@dataclass(frozen=True, slots=True)
+class CompactJob:
+    """A catch-up pass over compact state: `CatchUpJob`'s, with the state rounded after all steps.
+
+    Rows that take no step are not rounded again. The upload is of the numbers before rounding.
+    """
+
+    state: CompactState
+    """State of the rows, changed in place; so are the counts."""
+    step: Tensor
+    """Number of steps that each row has taken, int64 (R,)."""
+    active: Tensor
+    """Flags of the rows that take the steps, uint8 (R,)."""
+    steps: Sequence[AdamStep]
+    """Steps to take, `MOST_STEPS` at most; all gradients are of one dtype."""
+    upload: Upload | None
+    """Upload at the end of the pass; None for a pass without one."""
+    first: Tensor
+    """Number of each row's first element in the whole parameter, int64 (R,)."""
+    seed: int
+    """64-bit number of the run and the parameter, which random bits follow from."""
+
+    def rows(self, low: int, high: int) -> CompactJob:
+        """Return the job on rows low..high-1 alone."""
+        part, upload = slice(low, high), self.upload
+        return replace(
+            self,
+            state=self.state.rows(part),
+            step=self.step[part],
+            active=self.active[part],
+            steps=[replace(s, grad=s.grad[part]) for s in self.steps if s.grad is not None],
+            upload=None if upload is None else replace(upload, out=upload.out[part]),
+            first=self.first[part],
+        )
+
+    def encode(self) -> CJob:
+        """Return the job as a C structure."""
+        state = self.state
+        job = CJob(
+            kind=_COMPACT,
+            rows=state.high.shape[0],
+            cols=state.high.shape[1],
+            step=self.step.data_ptr(),
+            active=self.active.data_ptr(),
+            steps=_encode_steps(self.steps),
+            num_steps=len(self.steps),
+            high=state.high.data_ptr(),
+            low=state.low.data_ptr(),
+            exp_avg8=state.exp_avg.data_ptr(),
+            exp_avg_sq8=state.exp_avg_sq.data_ptr(),
+            exponents1=state.exp_avg_exponent.data_ptr(),
+            exponents2=state.exp_avg_sq_exponent.data_ptr(),
+            first=self.first.data_ptr(),
+            seed=self.seed,
+        )
+        _encode_gradients_and_upload(job, self.steps, self.upload)
+        return job
+
+
+def _encode_gradients_and_upload(
+    job: CJob, steps: Sequence[AdamStep], upload: Upload | None
+) -> None:
+    """Fill in the gradients' dtype and the upload."""
+    if steps and steps[0].grad is not None:
+        job.grad_dtype = DTYPE_CODES[steps[0].grad.dtype]
+    if upload is not None:
+        job.out = upload.out.data_ptr()
+        job.out_dtype = DTYPE_CODES[upload.out.dtype]
+        job.lead = upload.lead
+        job.upload = upload.step.encode()
+        job.repeats_last = upload.repeats_last
+
+
+HostJob = SumJob | CatchUpJob | CompactJob
 """Work on the rows of one block, which may be cut between any two rows."""

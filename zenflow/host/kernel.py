@@ -18,7 +18,16 @@ import torch
 from torch import Tensor
 
 from zenflow.host import torch_kernel
-from zenflow.host.jobs import DTYPE_CODES, HostJob, SumJob
+from zenflow.host.compact import CompactState, num_groups
+from zenflow.host.jobs import (
+    DTYPE_CODES,
+    MOST_STEPS,
+    AdamStep,
+    CompactJob,
+    HostJob,
+    SumJob,
+    Upload,
+)
 from zenflow.host.library import c_library
 
 _FLOAT32 = (torch.float32,)
@@ -46,10 +55,9 @@ def run(job: HostJob) -> None:
     library = c_library()
     if library is None:
         torch_kernel.run(job)
-    elif isinstance(job, SumJob):
-        library.zenflow_run(ctypes.byref(job.encode()), 0, job.total.shape[0])
     else:
-        library.zenflow_run(ctypes.byref(job.encode()), 0, job.master.shape[0])
+        encoded = job.encode()
+        library.zenflow_run(ctypes.byref(encoded), 0, encoded.rows)
 
 
 def _check_job(job: HostJob) -> None:
@@ -57,29 +65,53 @@ def _check_job(job: HostJob) -> None:
         _check_matrix("total", job.total)
         _check("grad", job.grad, job.total.shape, DTYPE_CODES)
         return
-    shape = job.master.shape
-    _check_matrix("master", job.master)
-    _check("exp_avg", job.exp_avg, shape, _FLOAT32)
-    _check("exp_avg_sq", job.exp_avg_sq, shape, _FLOAT32)
+    if isinstance(job, CompactJob):
+        shape = job.state.high.shape
+        _check_compact(job.state)
+        _check("first", job.first, shape[:1], (torch.int64,))
+        if len(job.steps) > MOST_STEPS:
+            raise ValueError(f"a pass takes {MOST_STEPS} steps at most, but has {len(job.steps)}")
+    else:
+        shape = job.master.shape
+        _check_matrix("master", job.master)
+        _check("exp_avg", job.exp_avg, shape, _FLOAT32)
+        _check("exp_avg_sq", job.exp_avg_sq, shape, _FLOAT32)
     _check("step", job.step, shape[:1], (torch.int64,))
     _check("active", job.active, shape[:1], (torch.uint8,))
+    _check_gradients(job.steps, job.upload, shape)
+
+
+def _check_gradients(
+    steps: Sequence[AdamStep], upload: Upload | None, shape: Sequence[int]
+) -> None:
     dtypes: Collection[torch.dtype] = DTYPE_CODES
-    for index, step in enumerate(job.steps):
+    for index, step in enumerate(steps):
         if step.grad is None:
             raise ValueError(f"step {index} has no gradient: leave it out")
         _check(f"the gradient of step {index}", step.grad, shape, dtypes)
         dtypes = (step.grad.dtype,)
-    if job.upload is not None:
-        _check("out", job.upload.out, shape, DTYPE_CODES)
+    if upload is not None:
+        _check("out", upload.out, shape, DTYPE_CODES)
 
 
-def _check_matrix(name: str, tensor: Tensor) -> None:
+def _check_compact(state: CompactState) -> None:
+    shape = state.high.shape
+    _check_matrix("high", state.high, (torch.bfloat16,))
+    _check("low", state.low, shape, (torch.int8,))
+    _check("exp_avg", state.exp_avg, shape, (torch.uint8,))
+    _check("exp_avg_sq", state.exp_avg_sq, shape, (torch.uint8,))
+    groups = (shape[0], num_groups(shape[1]))
+    _check("exp_avg_exponent", state.exp_avg_exponent, groups, (torch.uint8,))
+    _check("exp_avg_sq_exponent", state.exp_avg_sq_exponent, groups, (torch.uint8,))
+
+
+def _check_matrix(name: str, tensor: Tensor, dtypes: Collection[torch.dtype] = _FLOAT32) -> None:
     if tensor.dim() != 2:
         raise ValueError(
             f"{name} must be a matrix (R, O), but has shape {tuple(tensor.shape)}: "
             "pass a view of columns as rows"
         )
-    _check(name, tensor, tensor.shape, _FLOAT32)
+    _check(name, tensor, tensor.shape, dtypes)
 
 
 def _check(

@@ -11,7 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from zenflow.host.jobs import AdamStep, CatchUpJob, HostJob, SumJob
+from zenflow.host.compact import Rounding, keys_of
+from zenflow.host.jobs import AdamStep, CatchUpJob, CompactJob, HostJob, SumJob
 
 
 @torch.no_grad()
@@ -20,7 +21,27 @@ def run(job: HostJob) -> None:
     if isinstance(job, SumJob):
         scaled = job.grad.to(torch.float32) * job.scale
         job.total.copy_(scaled if job.is_first else job.total + scaled)
+    elif isinstance(job, CompactJob):
+        _catch_up_compact(job)
+    else:
+        _catch_up(job)
+
+
+def _catch_up_compact(job: CompactJob) -> None:
+    numbers = job.state.decode()
+    _catch_up(CatchUpJob(*numbers, job.step, job.active, job.steps, job.upload))
+    rows = job.active.nonzero().squeeze(1)
+    if not job.steps or not len(rows):
         return
+    state = job.state.rows(rows)
+    keys = keys_of(job.seed, job.step[rows])
+    rounding = Rounding.drawn(keys, job.first[rows], state.high.shape[1])
+    state.encode(*(tensor[rows] for tensor in numbers), rounding)
+    for tensor, values in zip(job.state.tensors(), state.tensors(), strict=True):
+        tensor[rows] = values
+
+
+def _catch_up(job: CatchUpJob) -> None:
     rows = job.active.nonzero().squeeze(1)
     state = [tensor[rows] for tensor in (job.master, job.exp_avg, job.exp_avg_sq, job.step)]
     delta = torch.zeros_like(state[0])

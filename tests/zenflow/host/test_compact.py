@@ -1,0 +1,220 @@
+"""Compact state: what rounding leaves right in the mean, and equal bits whoever computes them."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.zenflow.host.test_kernel import DTYPES, select
+from zenflow.host import kernel, library, torch_kernel
+from zenflow.host.compact import GROUP, CompactState, Rounding, keys_of
+from zenflow.host.jobs import MOST_STEPS, AdamStep, CompactJob, Upload
+
+SEED = 0xFEDCBA9876543210
+
+
+@pytest.fixture(autouse=True)
+def own_backend(monkeypatch):
+    yield
+    monkeypatch.undo()
+    library._load.cache_clear()
+
+
+def drawn(num_rows, num_elements, step, seed=SEED):
+    keys = keys_of(seed, torch.full((num_rows,), step))
+    return Rounding.drawn(keys, torch.arange(num_rows) * num_elements, num_elements)
+
+
+def encoded(weight, exp_avg, exp_avg_sq, rounding):
+    state = CompactState.zeros(*weight.shape)
+    state.encode(weight, exp_avg, exp_avg_sq, rounding)
+    return state
+
+
+def numbers(num_rows, num_elements, seed=0, falls_by=1e-6):
+    """Return weights and moments whose sizes fall along a row, so that groups have wide ranges."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal():
+        return torch.randn(num_rows, num_elements, generator=generator)
+
+    fall = torch.logspace(0, math.log10(falls_by), num_elements)
+    exp_avg = 1e-3 * normal() * fall
+    return 0.05 * normal(), exp_avg, exp_avg.square() * (0.5 + normal().abs())
+
+
+def job_of(num_rows, num_elements, num_steps, dtype=torch.bfloat16, *, lead=1.3, repeats=True):
+    """Return a pass in the middle of a training, every row at its own step, some idle."""
+    generator = torch.Generator().manual_seed(num_elements)
+    shape = num_rows, num_elements
+    steps = [
+        AdamStep(
+            lr=1e-3 * (index + 1), beta1=0.9, beta2=0.999 - 0.01 * index, eps=1e-8 * index,
+            decay=1.0 - 1e-4 * index, scale=0.3 + index,
+            grad=(1e-2 * torch.randn(shape, generator=generator)).to(dtype),
+        )
+        for index in range(num_steps)
+    ]  # fmt: skip
+    other = AdamStep(lr=3e-3, beta1=0.8, beta2=0.95, eps=1e-7, decay=1.0)
+    is_last = repeats and num_steps > 0
+    return CompactJob(
+        encoded(*numbers(*shape), Rounding.nearest()), torch.arange(num_rows) // 2 + 1,
+        torch.tensor([row % 3 != 1 for row in range(num_rows)], dtype=torch.uint8), steps,
+        Upload(torch.full(shape, math.nan, dtype=dtype), lead,
+               steps[-1] if is_last else other, is_last),
+        torch.arange(num_rows) * num_elements, SEED,
+    )  # fmt: skip
+
+
+def results(job):
+    return [*job.state.tensors(), job.step, job.upload.out]
+
+
+def assert_equal(ours, theirs):
+    for place, (one, other) in enumerate(zip(results(ours), results(theirs), strict=True)):
+        assert torch.equal(one, other), f"tensor {place}"
+
+
+# ---- the format -------------------------------------------------------------------------------
+
+
+def test_an_element_takes_five_bytes_and_a_group_two_more():
+    assert CompactState.zeros(3, 10 * GROUP).num_bytes == 3 * 10 * (5 * GROUP + 2)
+
+
+def test_rounding_is_right_in_the_mean():
+    """Of every number within its group's range, and of first moments below it too."""
+    values, draws = numbers(4, 3 * GROUP), 4000
+    sums = [torch.zeros(4, 3 * GROUP, dtype=torch.float64) for _ in values]
+    squares = [torch.zeros_like(total) for total in sums]
+    for step in range(draws):
+        state = encoded(*values, drawn(4, 3 * GROUP, step))
+        for total, square, found in zip(sums, squares, state.decode(), strict=True):
+            total += found
+            square += found.double() ** 2
+    for name, value, total, square in zip("wmv", values, sums, squares, strict=True):
+        mean = total / draws
+        error = ((square / draws - mean**2).clamp_min(0) / draws).sqrt()
+        is_within = torch.ones_like(value, dtype=torch.bool)
+        if name == "v":  # smaller ones become the smallest code's
+            largest = value.view(4, 3, GROUP).amax(2).repeat_interleave(GROUP, 1)
+            is_within = value > largest * 2.0**-28
+        off = (mean - value.double()).abs() > 5 * error + 1e-7 * value.abs()
+        assert not (off & is_within).any(), name
+
+
+def test_numbers_that_are_codes_already_stay_unless_their_group_has_another_range():
+    weight, exp_avg, exp_avg_sq = numbers(3, 100, falls_by=0.1)
+    once = encoded(weight, exp_avg, exp_avg_sq, Rounding.nearest()).decode()
+    again = encoded(*once, drawn(3, 100, 1)).decode()
+    for one, other in zip(once, again, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_second_moment_decays_as_it_should():
+    """Nearest rounding would stop it: a step takes a thousandth away, a code is an eighth."""
+    beta2, steps = 0.999, 5000
+    _, exp_avg, exp_avg_sq = numbers(2, 2 * GROUP, falls_by=1.0)
+    state = encoded(torch.zeros_like(exp_avg), exp_avg, exp_avg_sq, Rounding.nearest())
+    for step in range(steps):
+        weight, first, second = state.decode()
+        state.encode(weight, first, second * beta2, drawn(2, 2 * GROUP, step))
+    left = state.decode()[2].double().sum() / exp_avg_sq.double().sum()
+    assert float(left) == pytest.approx(beta2**steps, rel=0.1)
+
+
+def test_small_updates_of_a_weight_add_up():
+    """A tenth of the last place of 24 bits at a time."""
+    weight = torch.full((1, GROUP * 4), 0.03)
+    zero = torch.zeros_like(weight)
+    step = 0.1 * 2.0**-21  # 24 bits have 15 of mantissa, and the weight's exponent is -6
+    state = encoded(weight, zero, zero, Rounding.nearest())
+    start = state.decode()[0].double().mean()
+    for count in range(1000):
+        now = state.decode()[0]
+        state.encode(now + step, zero, zero, drawn(1, GROUP * 4, count))
+    moved = state.decode()[0].double().mean() - start
+    assert float(moved) == pytest.approx(1000 * step, rel=0.1)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1.0, 1e12])
+def test_groups_of_any_scale_keep_their_numbers(scale):
+    weight, exp_avg, _ = numbers(2, 130, falls_by=1e-2)
+    exp_avg = exp_avg * scale if scale < 1 else exp_avg * scale**0.5
+    exp_avg_sq = exp_avg.square().clamp_min(1e-37)
+    found = encoded(weight, exp_avg, exp_avg_sq, Rounding.nearest()).decode()
+    for name, value, size in zip("wm", (weight, exp_avg), (2**-16, 2**-4), strict=True):
+        assert ((found["wm".index(name)] - value).abs() <= size * 1.001 * value.abs()).all(), name
+    assert torch.isfinite(torch.stack(found)).all()
+    assert (found[2] > 0).all()
+
+
+def test_random_bits_are_the_elements_own_and_differ_by_step_and_seed():
+    whole = drawn(1, 300, 5)
+    keys = keys_of(SEED, torch.tensor([5]))
+    part = Rounding.drawn(keys, torch.tensor([128]), 100)
+    for one, other in zip(whole.bits, part.bits, strict=True):
+        assert torch.equal(one[:, 128:228], other)
+    others = (drawn(1, 300, 6), drawn(1, 300, 5, seed=SEED + 1))
+    for other in others:
+        assert (whole.bits[1] != other.bits[1]).float().mean() > 0.99
+    means = [float(bits.double().mean()) for bits in drawn(1, 10**5, 9).bits]
+    assert means == pytest.approx([127.5, 2**19, 2**19], rel=0.01)
+
+
+# ---- the kernels ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lead", [0.0, 1.3])
+@pytest.mark.parametrize("repeats", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_c_and_torch_give_equal_bits(monkeypatch, dtype, repeats, lead):
+    select(monkeypatch, "c")
+    shapes = ((5, 150, 3), (7, GROUP, 1), (3, 1, 2), (4, 63, 4), (6, 300, 0), (2, 700, MOST_STEPS))
+    for num_rows, num_elements, num_steps in shapes:
+        ours, theirs = (
+            job_of(num_rows, num_elements, num_steps, dtype, lead=lead, repeats=repeats)
+            for _ in range(2)
+        )
+        kernel.run(ours)
+        torch_kernel.run(theirs)
+        assert_equal(ours, theirs)
+
+
+@settings(max_examples=30, deadline=None)
+@given(cuts=st.lists(st.integers(1, 12), max_size=4), num_elements=st.integers(1, 200))
+def test_rows_may_be_cut_anywhere(cuts, num_elements):
+    whole, cut = (job_of(13, num_elements, 3) for _ in range(2))
+    kernel.run(whole)
+    for low, high in itertools.pairwise(sorted({0, 13, *cuts})):
+        kernel.run(cut.rows(low, high))
+    assert_equal(whole, cut)
+
+
+def test_a_pass_is_adamw_on_the_numbers_that_codes_mean():
+    job = job_of(6, 150, 3)
+    before = job.state.decode()
+    plain = replace(job, state=job.state.rows(slice(None)))
+    kernel.run(plain)
+    for row in range(6):
+        if not job.active[row]:
+            for one, other in zip(before, plain.state.decode(), strict=True):
+                assert torch.equal(one[row], other[row])
+    moved = plain.state.decode()[0] - before[0]
+    assert moved[0].abs().max() > 1e-4
+
+
+def test_what_does_not_fit_is_refused():
+    job = job_of(3, 70, 1)
+    state = job.state.rows(slice(None))
+    state.exp_avg_exponent = torch.zeros(3, 1, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=r"exp_avg_exponent must be uint8, of shape \(3, 2\)"):
+        kernel.run(replace(job, state=state))
+    with pytest.raises(ValueError, match="64 steps at most"):
+        kernel.run(replace(job, steps=job.steps * (MOST_STEPS + 1)))
+    with pytest.raises(ValueError, match="first must be int64"):
+        kernel.run(replace(job, first=torch.zeros(3)))

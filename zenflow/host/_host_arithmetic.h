@@ -1,0 +1,241 @@
+/* The arithmetic that the host's kernels share: casts, and AdamW steps on a tile.
+ *
+ * Every operation is elementwise and rounded to float32 on its own, in torch.optim.AdamW's order
+ * (build with -ffp-contract=off), so the result depends neither on how rows and steps are cut into
+ * calls nor on which clone the loader picks.
+ */
+#ifndef ZENFLOW_HOST_ARITHMETIC_H
+#define ZENFLOW_HOST_ARITHMETIC_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "_host_kernel.h"
+
+#if defined(__SSE__) || defined(_M_X64)
+#include <xmmintrin.h>
+#endif
+
+#if defined(__GNUC__)
+#define INLINE static inline __attribute__((always_inline))
+#define NOINLINE static __attribute__((noinline))
+#elif defined(_MSC_VER)
+#define INLINE static __forceinline
+#define NOINLINE static __declspec(noinline)
+#else
+#define INLINE static inline
+#define NOINLINE static
+#endif
+
+/* Clones are picked through the loader's indirect functions, which only glibc has. A build may
+ * define CLONES as nothing, to have plain C and to check the clones against it. */
+#if !defined(CLONES)
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#define HAS_CLONES
+#else
+#define CLONES
+#endif
+#endif
+
+enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
+
+/* Elements per tile. Small, so that the loads of one stage overlap the arithmetic of the one
+ * before: on two Xeon cores with AVX-512, 128 gave 10% more than 1024 and 7% more than 64. */
+#define TILE 128
+
+INLINE float as_float(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+INLINE uint32_t as_bits(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+INLINE float from_bfloat16(uint16_t half)
+{
+    return as_float((uint32_t)half << 16);
+}
+
+/* Nearest, ties to even; a NaN keeps its sign and upper payload and becomes quiet. */
+INLINE uint16_t to_bfloat16(float value)
+{
+    uint32_t bits = as_bits(value);
+    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    uint32_t quiet = (bits >> 16) | 0x40u;
+    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
+}
+
+/* No float32 subnormal may appear on the way: it would count as zero. */
+INLINE float from_float16(uint16_t half)
+{
+    uint32_t magnitude = (uint32_t)(half & 0x7fffu) << 13;
+    uint32_t sign = (uint32_t)(half & 0x8000u) << 16;
+    uint32_t normal = magnitude + ((127u - 15u) << 23);
+    /* A subnormal counts steps of 2^-24: put it under the exponent of 2^-14, subtract 2^-14. */
+    float subnormal = as_float(magnitude + (113u << 23)) - as_float(113u << 23);
+    uint32_t special = magnitude | 0x7f800000u;
+    uint32_t finite = magnitude < (1u << 23) ? as_bits(subnormal) : normal;
+    return as_float(sign | (magnitude >= (0x7c00u << 13) ? special : finite));
+}
+
+/* Nearest, ties to even, overflow to infinity; a NaN keeps its sign and becomes the quiet one. */
+INLINE uint16_t to_float16(float value)
+{
+    uint32_t bits = as_bits(value);
+    uint32_t magnitude = bits & 0x7fffffffu;
+    uint32_t sign = (bits >> 16) & 0x8000u;
+    /* Rebias and round at bit 13; the carry may rightly reach the exponent, and infinity. */
+    uint32_t normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+    /* The last place of 0.5 is 2^-24, float16's smallest step: the addition itself rounds. */
+    uint32_t subnormal = as_bits(as_float(magnitude) + 0.5f) - as_bits(0.5f);
+    uint32_t finite = magnitude < (113u << 23) ? subnormal : normal;
+    uint32_t special = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
+    return (uint16_t)(sign | (magnitude >= 0x47800000u ? special : finite));
+}
+
+/* values = scale * grad, or values += scale * grad with the product rounded first. */
+INLINE void scale_into(float *restrict values, const void *grad, int dtype, int64_t start,
+                       int64_t n, float scale, int add)
+{
+    const float *restrict wide = (const float *)grad + start;
+    const uint16_t *restrict half = (const uint16_t *)grad + start;
+    if (dtype == FLOAT32) {
+        for (int64_t i = 0; i < n; i++) {
+            float term = wide[i] * scale;
+            values[i] = add ? values[i] + term : term;
+        }
+    } else if (dtype == BFLOAT16) {
+        for (int64_t i = 0; i < n; i++) {
+            float term = from_bfloat16(half[i]) * scale;
+            values[i] = add ? values[i] + term : term;
+        }
+    } else {
+        for (int64_t i = 0; i < n; i++) {
+            float term = from_float16(half[i]) * scale;
+            values[i] = add ? values[i] + term : term;
+        }
+    }
+}
+
+/* out = cast(values). */
+INLINE void store_cast(void *out, int dtype, int64_t start, int64_t n,
+                       const float *restrict values)
+{
+    uint16_t *restrict half = (uint16_t *)out + start;
+    if (dtype == FLOAT32) {
+        memcpy((float *)out + start, values, (size_t)n * sizeof(float));
+    } else if (dtype == BFLOAT16) {
+        for (int64_t i = 0; i < n; i++)
+            half[i] = to_bfloat16(values[i]);
+    } else {
+        for (int64_t i = 0; i < n; i++)
+            half[i] = to_float16(values[i]);
+    }
+}
+
+/* As torch.lerp: from the nearer end, so that beta1 = 0 gives the gradient itself. */
+INLINE float next_exp_avg(float old, float g, float rate)
+{
+    return rate < 0.5f ? old + (g - old) * rate : g + (g - old) * (rate - 1.0f);
+}
+
+INLINE float next_exp_avg_sq(float old, float g, float beta2, float rate)
+{
+    return old * beta2 + rate * g * g;
+}
+
+/* A step's constants for rows that have taken equally many before. */
+typedef struct {
+    float step_size;
+    float inverse_denom_scale;
+    float beta2;
+    float one_minus_beta1;
+    float one_minus_beta2;
+} Scales;
+
+/* step_size = lr / (1 - beta1^t) and denom_scale = sqrt(1 - beta2^t), in double until the end, as
+ * torch computes them in Python's floats. Divisions and roots are what bounds the arithmetic: the
+ * division by denom_scale is a multiplication. */
+static Scales scales_of(const AdamStep *step, int64_t count)
+{
+    const double t = (double)count;
+    const float denom_scale = (float)sqrt(1.0 - pow(step->beta2, t));
+    const Scales scales = {(float)(step->lr / (1.0 - pow(step->beta1, t))), 1.0f / denom_scale,
+                           (float)step->beta2, (float)(1.0 - step->beta1),
+                           (float)(1.0 - step->beta2)};
+    return scales;
+}
+
+/* One AdamW step on n elements. The tile holds the gradient, and afterwards the displacement. */
+INLINE void step_tile(const AdamStep *step, const Scales *scales, float *restrict tile,
+                      float *restrict master, float *restrict exp_avg, float *restrict exp_avg_sq,
+                      int64_t n)
+{
+    const float beta2 = scales->beta2, rate1 = scales->one_minus_beta1;
+    const float rate2 = scales->one_minus_beta2, step_size = scales->step_size;
+    const float inverse = scales->inverse_denom_scale, eps = step->eps, decay = step->decay;
+    for (int64_t i = 0; i < n; i++) {
+        float g = tile[i];
+        float m = next_exp_avg(exp_avg[i], g, rate1);
+        float v = next_exp_avg_sq(exp_avg_sq[i], g, beta2, rate2);
+        float delta = step_size * m / (sqrtf(v) * inverse + eps);
+        exp_avg[i] = m;
+        exp_avg_sq[i] = v;
+        master[i] = master[i] * decay - delta;
+        tile[i] = delta;
+    }
+}
+
+/* The displacement that a step without a gradient would have, left in the tile. */
+INLINE void displace_tile(const AdamStep *step, const Scales *scales, float *restrict tile,
+                          const float *restrict exp_avg, const float *restrict exp_avg_sq,
+                          int64_t n)
+{
+    const float step_size = scales->step_size, inverse = scales->inverse_denom_scale;
+    const float eps = step->eps;
+    for (int64_t i = 0; i < n; i++)
+        tile[i] = step_size * exp_avg[i] / (sqrtf(exp_avg_sq[i]) * inverse + eps);
+}
+
+/* Subnormals count as zeros while a kernel runs. The first moment of a weight whose gradient stays
+ * zero (an absent token's embedding, a dead unit) decays into the subnormals and stays there, and
+ * on x86 arithmetic on them is ten times slower. Such values mean nothing to an update. */
+#if defined(__SSE__) || defined(_M_X64)
+INLINE uint64_t flush_subnormals(void)
+{
+    unsigned int mode = _mm_getcsr();
+    _mm_setcsr(mode | 0x8040u);
+    return mode;
+}
+
+INLINE void restore_mode(uint64_t mode)
+{
+    _mm_setcsr((unsigned int)mode);
+}
+#elif defined(__aarch64__) && defined(__GNUC__)
+INLINE uint64_t flush_subnormals(void)
+{
+    uint64_t mode;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+    __asm__ volatile("msr fpcr, %0" : : "r"(mode | ((uint64_t)1 << 24)) : "memory");
+    return mode;
+}
+
+INLINE void restore_mode(uint64_t mode)
+{
+    __asm__ volatile("msr fpcr, %0" : : "r"(mode) : "memory");
+}
+#else
+#define flush_subnormals() 0u
+#define restore_mode(mode) (void)(mode)
+#endif
+
+#endif
