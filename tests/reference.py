@@ -39,6 +39,15 @@ class ExactBlock(Block):
         moved = self.weight.float() - rate * grad / (rows[:, None] * columns / rows.mean()).sqrt()
         self.weight[:, ~self.important] = moved.to(self.weight.dtype)[:, ~self.important]
 
+    def took_step(self, is_due):
+        """Note a gradient that the host has."""
+
+    def came(self, former):
+        """Note columns that the host has from now on, once they were chosen."""
+
+    def ended(self):
+        """Note a window's end, once its upload is made."""
+
     def adamw(self, grad, row_squares):
         every = torch.ones(len(self.score), dtype=torch.bool)
         self.column_squares, self.row_squares = self.next_squares(grad, row_squares)
@@ -75,6 +84,7 @@ class Reference(Windows):
                 b.fresh_step(self.clip * grads[b], self.clip**2 * rows, landing - self.t, interval)
                 b.adamw(clip * grads[b], clip**2 * rows)
                 b.weight[:, b.important] = b.master[:, b.important].to(b.weight.dtype)
+                b.took_step(b.due_step == self.t and not self.resizes)
         due = [b for b in self.blocks if b.due_step == self.t]
         counts, lag = {b: b.n for b in due}, self.lag(self.t)
         for b in due:
@@ -82,6 +92,7 @@ class Reference(Windows):
             b.select(self.config)
             came = b.important & ~former
             b.weight[:, came] = b.master[:, came].to(b.weight.dtype)
+            b.came(former)
             self.close(b)
         self.lay_out()
         for b in due:
@@ -90,6 +101,7 @@ class Reference(Windows):
                 b.land_step = None
                 continue
             b.make_upload(lag, num_forwards)
+            b.ended()
             if lag == 0:
                 b.land_step = b.show(~b.important)
         self.clip = clip

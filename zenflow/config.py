@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from zenflow.checks import is_number
 from zenflow.errors import ConfigError, raise_violations, unknown_name
+from zenflow.host_state import MOST_WAITING, HostState
 from zenflow.presets import PRESET_CHANGES, PRESETS
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PRESETS",
+    "HostState",
     "SelectStrategy",
     "UpdateRule",
     "ZenFlowConfig",
@@ -79,8 +81,18 @@ class ZenFlowConfig:
     queue_depth: int | None = None
     """Largest number q of a column's gradients that wait on the host for one pass over its state.
 
-    Changes the host's memory and traffic, and no result. None takes the largest depth up to 4 and
-    S that the host's memory allows. The published rule sums gradients and has no queue.
+    Changes the host's memory and traffic, and with ``host_state="float32"`` no result. None takes
+    the largest depth up to 4 and S that the host's memory allows. The published rule sums
+    gradients and has no queue.
+    """
+
+    host_state: HostState = "float32"
+    """Format of the host's weights and moments.
+
+    - ``float32``: 12 bytes a parameter, AdamW bit for bit.
+    - ``compact``: 5.03 bytes: weights of 24 bits, moments of 8 bits with an exponent for each 64.
+      All are rounded at random, once in a pass over the state. So ``queue_depth`` is part of the
+      result: None is the smaller of 4 and S there. For the exact rule only.
     """
 
     full_warm_up_rounds: int = 0
@@ -126,6 +138,11 @@ class ZenFlowConfig:
     def is_exact(self) -> bool:
         """Whether the host takes an AdamW step for every gradient."""
         return self.update_rule == "exact"
+
+    @property
+    def is_compact(self) -> bool:
+        """Whether the host's weights and moments are rounded to fewer bytes."""
+        return self.host_state == "compact"
 
     @property
     def rolling(self) -> bool:
@@ -203,6 +220,7 @@ _REMOVED = (
 _CHOICES = {
     "select_strategy": get_args(SelectStrategy),
     "update_rule": get_args(UpdateRule),
+    "host_state": get_args(HostState),
 }
 
 
@@ -245,6 +263,16 @@ def _cross_violations(config: ZenFlowConfig) -> Iterator[str]:
         yield (
             "steps_per_epoch must be given with select_strategy='epoch', got None: give the "
             "optimizer steps in an epoch, or use select_strategy='step'"
+        )
+    if config.host_state == "compact" and (config.queue_depth or 1) > MOST_WAITING:
+        yield (
+            f"queue_depth must be at most {MOST_WAITING} with host_state='compact', got "
+            f"{config.queue_depth}: no more gradients wait for one pass over the state"
+        )
+    if config.host_state == "compact" and config.update_rule != "exact":
+        yield (
+            "host_state must be 'float32' under the published rule, got 'compact': leave it out, "
+            "or set update_rule to 'exact'"
         )
 
 

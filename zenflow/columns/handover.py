@@ -2,8 +2,8 @@
 
 In a *handover* columns of one block change owner, as many in each direction. In a *resizing* k
 changes in mid-run: every block gets another number of important columns, so that rows move too.
-No memory is added: host rows move within their parameter's slab, one field at a time, and device
-banks are made anew one after another.
+Host rows move within their parameter's slab, one parameter at a time, and device banks are made
+anew one after another.
 
 Before a column leaves the host, all its gradients have been applied there. A column that comes to
 the host has had all its gradients on the device.
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from zenflow.columns.device_rows import Bank
-from zenflow.columns.host_rows import ROW_STATE, HostRows
+from zenflow.columns.host_rows import ROW_STATE, MovingColumns
 from zenflow.columns.host_shares import HostShares
 from zenflow.columns.layout import Block, Layout, SplitParam
 from zenflow.columns.placement import assign_banks, members_of
@@ -56,7 +56,7 @@ class Swap:
 @torch.no_grad()
 def hand_over(
     blocks: Sequence[Block],
-    finish_rows: Callable[[Block, Tensor], HostRows],
+    finish_rows: Callable[[Block, Tensor], MovingColumns],
     hysteresis: float,
     shares: HostShares,
 ) -> dict[int, Tensor]:
@@ -131,7 +131,7 @@ class _There:
     """Indices of the columns that come to the host."""
 
 
-def _move(swaps: Sequence[Swap], leaving: Sequence[HostRows], shares: HostShares) -> None:
+def _move(swaps: Sequence[Swap], leaving: Sequence[MovingColumns], shares: HostShares) -> None:
     """Bring the banks' rows to the host's, and put the leaving ones in their place."""
     device = swaps[0].block.columns.scores.device
     sent = iter(
@@ -139,19 +139,21 @@ def _move(swaps: Sequence[Swap], leaving: Sequence[HostRows], shares: HostShares
     )
     there = [_There(*islice(sent, 4)) for _ in swaps]
     places = [s.block.bank_first + own.ranks for s, own in zip(swaps, there, strict=True)]
+    entering = {}
     for name in ROW_STATE:
         banks = [getattr(swap.block.split.bank, name) for swap in swaps]
-        hosts = [getattr(swap.block.host, name) for swap in swaps]
         taken = [bank[place] for bank, place in zip(banks, places, strict=True)]
         values: Sequence[Tensor] = _send([getattr(rows, name) for rows in leaving], device)
         if name != "step":  # of which every rank has all
             parts = [swap.block.split.part for swap in swaps]
             taken = [part.of(rows, 1) for part, rows in zip(parts, taken, strict=True)]
             values = shares.gather(values, [swap.block.split.num_rows for swap in swaps])
-        entering = _fetch(taken)
-        for index, swap in enumerate(swaps):
+        entering[name] = _fetch(taken)
+        for index in range(len(swaps)):
             banks[index][places[index]] = values[index]
-            hosts[index][swap.rows] = entering[index]
+    for index, swap in enumerate(swaps):
+        columns = MovingColumns(*(entering[name][index] for name in ROW_STATE))
+        swap.block.host.put(swap.rows, columns)
     for swap, own, place in zip(swaps, there, places, strict=True):
         _rename(swap.block, own, place)
     for split in dict.fromkeys(swap.block.split for swap in swaps):
@@ -316,18 +318,20 @@ def _resize_param(
 def _move_rows(
     split: SplitParam, bank: Bank, first: int, moves: RowMoves, shares: HostShares
 ) -> None:
-    """Move every row to its new owner and index, one field of the state after another."""
+    """Move every row to its new owner and index."""
     last = first + len(moves.important)
     device = bank.master.device
+    leaving = split.slab_rows.copies(moves.leave.source)
+    entering = {}
     for name in ROW_STATE:
-        host_rows, former = getattr(split.slab_rows, name), getattr(split.bank, name)
-        former = former[split.bank_first : split.bank_last]
+        former = getattr(split.bank, name)[split.bank_first : split.bank_last]
         rows = getattr(bank, name)[first:last]
         rows[moves.keep.target.to(device)] = former[moves.keep.source.to(device)]
-        leaving, entering = host_rows[moves.leave.source].to(device), former
+        values = getattr(leaving, name).to(device)
         if name != "step":  # of which every rank has all
-            (leaving,) = shares.gather([leaving], [split.num_rows])
-            entering = split.part.of(former, 1)
-        rows[moves.leave.target.to(device)] = leaving
-        host_rows[moves.stay.target] = host_rows[moves.stay.source]
-        host_rows[moves.enter.target] = entering[moves.enter.source.to(device)].cpu()
+            (values,) = shares.gather([values], [split.num_rows])
+            former = split.part.of(former, 1)
+        rows[moves.leave.target.to(device)] = values
+        entering[name] = former[moves.enter.source.to(device)].cpu()
+    split.slab_rows.move(moves.stay.target, moves.stay.source)
+    split.slab_rows.put(moves.enter.target, MovingColumns(**entering))

@@ -6,8 +6,8 @@ is one contiguous row, moving a column is a row copy, and Adam's step count is p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,86 +15,211 @@ from torch import Tensor
 from zenflow.columns.byte_memory import ByteMemory
 from zenflow.device.base import AbstractDevice
 from zenflow.host import memory as host_memory
+from zenflow.host.compact import CompactState, Rounding, keys_of
+from zenflow.host.float_state import FloatState
 
 ROW_STATE = ("step", "master", "exp_avg", "exp_avg_sq")
-"""Names of the tensors that move with a column when it changes owner, on host and device."""
+"""Names of the tensors that move with a column when it changes owner, as the device has them."""
 
 ALIGNMENT = 64
 """Number of bytes at whose multiples a block's memory begins: a cache line."""
+PIECE_ELEMENTS = 1 << 20
+"""Elements that are converted at once, since a conversion takes several times their memory."""
+
+RowState = FloatState | CompactState
+"""AdamW's weights and moments of some rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class MovingColumns:
+    """AdamW's state of n columns that change owner: copies, whose fields are `ROW_STATE`."""
+
+    step: Tensor
+    """Number of Adam steps that each column has taken, (n,), int64."""
+    master: Tensor
+    """True weights, (n, O), float32."""
+    exp_avg: Tensor
+    """First moments, (n, O), float32."""
+    exp_avg_sq: Tensor
+    """Second moments, (n, O), float32."""
 
 
 @dataclass(slots=True, eq=False)
 class HostRows:
-    """Host-owned columns as rows: (D, O) and float32 unless said otherwise.
+    """Host-owned columns as rows: D of them, with O elements each."""
 
-    `exp_avg`, `exp_avg_sq` and `step` are AdamW's state in torch's names.
-    """
-
-    master: Tensor
-    """True weights of the columns, (D, O), float32."""
-    exp_avg: Tensor
-    """AdamW's first moments of the columns, (D, O), float32."""
-    exp_avg_sq: Tensor
-    """AdamW's second moments of the columns, (D, O), float32."""
+    state: RowState
+    """True weights and AdamW's moments of the columns, (D, O)."""
     step: Tensor
     """Number of Adam steps that each row has taken, (D,), int64."""
     staging: Tensor
     """Gradients of one step, (D, O) in the parameter's dtype; pinned where the device is a GPU."""
+    first: int
+    """Number of the first row's first element, counted over all the parameter's host rows, whose
+    elements on other ranks count too. It goes by the row, whatever column is there."""
+    stride: int
+    """Number of elements of a row on all ranks."""
+    seed: int
+    """Number of the parameter. With it random rounding draws its bits."""
 
-    def rows(self, part: slice | Tensor) -> HostRows:
-        """Return the views of a slice of the rows, or copies of the rows of some indices."""
-        return HostRows(
-            master=self.master[part],
-            exp_avg=self.exp_avg[part],
-            exp_avg_sq=self.exp_avg_sq[part],
+    def rows(self, part: slice) -> HostRows:
+        """Return the views of a slice of the rows."""
+        return replace(
+            self,
+            state=self.state.rows(part),
             step=self.step[part],
             staging=self.staging[part],
+            first=self.first + (part.start or 0) * self.stride,
         )
+
+    def copies(self, rows: Tensor) -> MovingColumns:
+        """Return the state of the rows of some indices, (n,) int64, as float32 copies."""
+        numbers = self.state.rows(rows).numbers()
+        return MovingColumns(self.step[rows], *numbers)
+
+    def put(self, rows: Tensor, columns: MovingColumns) -> None:
+        """Write columns that have come to the host into rows of some indices, (n,) int64."""
+        self.step[rows] = columns.step
+        numbers = columns.master, columns.exp_avg, columns.exp_avg_sq
+        if isinstance(self.state, CompactState):
+            keys = keys_of(self.seed, columns.step)
+            rounding = Rounding.drawn(keys, self.first + rows * self.stride, self.shape[1])
+            self.state.put(rows, *numbers, rounding)
+        else:
+            self.state.put(rows, *numbers)
+
+    def move(self, target: Tensor, source: Tensor) -> None:
+        """Copy the state of rows of some indices to rows of others, (n,) int64 each."""
+        for tensor in (self.step, *self.state.tensors()):
+            tensor[target] = tensor[source]
+
+    @property
+    def shape(self) -> torch.Size:
+        """(D, O)."""
+        return self.staging.shape
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all live tensors of the state by their names in a checkpoint."""
+        names = type(self.state).NAMES
+        return {"step": self.step, **dict(zip(names, self.state.tensors(), strict=True))}
+
+    def weights(self, dtype: torch.dtype) -> Tensor:
+        """Return the true weights in this dtype, (D, O); the live ones where nothing changes."""
+        if isinstance(self.state, FloatState):
+            return self.state.master.to(dtype)
+        found = torch.empty(self.shape, dtype=dtype, device="cpu")
+        for part in self.pieces():
+            found[part] = self.state.rows(part).weights()
+        return found
+
+    def moment(self, name: str) -> Tensor:
+        """Return a moment by its name, (D, O), float32; the live one where it is float32."""
+        if isinstance(self.state, FloatState):
+            return self.state.exp_avg if name == "exp_avg" else self.state.exp_avg_sq
+        found = torch.empty(self.shape, dtype=torch.float32, device="cpu")
+        place = ROW_STATE.index(name) - 1
+        for part in self.pieces():
+            found[part] = self.state.rows(part).numbers()[place]
+        return found
+
+    def set_weights(self, weights: Tensor) -> None:
+        """Take over true weights, (D, O) in any dtype and on any device, rounded to nearest."""
+        for part in self.pieces():
+            self.state.rows(part).set_weights(weights[part].to("cpu"))
+
+    def set_moments(self, exp_avg: Tensor, exp_avg_sq: Tensor) -> None:
+        """Take over moments, (D, O), float32, on any device, rounded to nearest."""
+        for part in self.pieces():
+            self.state.rows(part).set_moments(exp_avg[part].to("cpu"), exp_avg_sq[part].to("cpu"))
+
+    def convert(self, other: RowState) -> None:
+        """Take over weights and moments of another format, rounded to nearest."""
+        for part in self.pieces():
+            weights, *moments = other.rows(part).numbers()
+            own = self.state.rows(part)
+            own.set_weights(weights)
+            own.set_moments(*moments)
+
+    def pieces(self) -> Iterator[slice]:
+        """Yield slices of the rows, of about `PIECE_ELEMENTS` elements."""
+        num_rows, num_elements = self.shape
+        step = max(1, PIECE_ELEMENTS // max(1, num_elements))
+        for low in range(0, num_rows, step):
+            yield slice(low, low + step)
+
+
+@dataclass(frozen=True, slots=True)
+class RowShape:
+    """Host rows of one parameter to allocate."""
+
+    num_columns: int
+    """Largest number of columns that may be deferred, D."""
+    num_rows: int
+    """Number of the parameter's rows on this host, O."""
+    dtype: torch.dtype
+    """Type of the gradients."""
+    whole_rows: int
+    """Number of the parameter's rows on all hosts."""
+    first_row: int
+    """First of this host's rows."""
 
 
 class HostSlabs:
     """Large allocations, one for each field of `HostRows`, handed out parameter by parameter."""
 
     def __init__(
-        self,
-        device: AbstractDevice,
-        shapes: Sequence[tuple[int, int, torch.dtype]],
+        self, device: AbstractDevice, shapes: Sequence[RowShape], kind: type[RowState]
     ) -> None:
-        """Allocate for (D, O, dtype) of each split parameter, D the most columns it may defer."""
-        elements = sum(columns * rows for columns, rows, _ in shapes)
-        staging_bytes = sum(aligned(c * r * dtype.itemsize) for c, r, dtype in shapes)
-        self._float32 = [host_memory.zeroed(elements, torch.float32) for _ in range(3)]
+        """Allocate for all split parameters, with states of this kind."""
+        self._kind = kind
+        totals = [0] * len(kind.DTYPES)
+        for shape in shapes:
+            for index, width in enumerate(kind.widths(shape.num_rows)):
+                totals[index] += shape.num_columns * width
+        self._state = [
+            host_memory.zeroed(total, dtype)
+            for total, dtype in zip(totals, kind.DTYPES, strict=True)
+        ]
+        staging_bytes = sum(_staging_bytes(shape) for shape in shapes)
         self._staging = ByteMemory(device.pinned_slab(staging_bytes, torch.uint8))
-        self._element = 0
+        self._elements = [0] * len(totals)
         self._byte = 0
+        self._num_taken = 0
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all slabs together."""
-        return sum(slab.nbytes for slab in self._float32) + self.pinned_bytes
+        return sum(slab.nbytes for slab in self._state) + self.pinned_bytes
 
     @property
     def pinned_bytes(self) -> int:
         """Bytes that are pinned on a GPU."""
         return self._staging.num_bytes
 
-    def take(self, num_columns: int, num_rows: int, dtype: torch.dtype) -> HostRows:
-        """Return the next parameter's piece of every slab, shape (num_columns, num_rows)."""
-        count = num_columns * num_rows
-        views = [
-            slab[self._element : self._element + count].view(num_columns, num_rows)
-            for slab in self._float32
-        ]
-        staging = self._staging.matrix(self._byte, (num_columns, num_rows), dtype)
-        self._element += count
-        self._byte += aligned(count * dtype.itemsize)
+    def take(self, shape: RowShape) -> HostRows:
+        """Return the next parameter's piece of every slab."""
+        views = []
+        for index, width in enumerate(self._kind.widths(shape.num_rows)):
+            begin = self._elements[index]
+            self._elements[index] += shape.num_columns * width
+            piece = self._state[index][begin : self._elements[index]]
+            views.append(piece.view(shape.num_columns, width))
+        size = shape.num_columns, shape.num_rows
+        staging = self._staging.matrix(self._byte, size, shape.dtype)
+        self._byte += _staging_bytes(shape)
+        self._num_taken += 1
         return HostRows(
-            master=views[0],
-            exp_avg=views[1],
-            exp_avg_sq=views[2],
-            step=torch.zeros(num_columns, dtype=torch.int64, device="cpu"),
+            state=self._kind(*views),
+            step=torch.zeros(shape.num_columns, dtype=torch.int64, device="cpu"),
             staging=staging,
+            first=shape.first_row,
+            stride=shape.whole_rows,
+            seed=self._num_taken,
         )
+
+
+def _staging_bytes(shape: RowShape) -> int:
+    return aligned(shape.num_columns * shape.num_rows * shape.dtype.itemsize)
 
 
 def aligned(num_bytes: int) -> int:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from zenflow.columns.host_rows import aligned
-from zenflow.columns.shards import RowSpread, waiting_for_ranks
+from zenflow.columns.shards import RowSpread, first_row, waiting_for_ranks
 from zenflow.errors import CheckpointError, ZenFlowError
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ class HostPart:
     """Whether the part is all rows of the device."""
     spread: RowSpread | None
     """Spread of the rows over the ranks' hosts; None where each host has all rows."""
+    whole_first: int
+    """First row of the part, counted over the rows of all ranks."""
 
     @property
     def num_rows(self) -> int:
@@ -108,7 +110,8 @@ class HostShares:
         """Return the rows of a parameter that this rank's host works on."""
         num_rows = named.data.shape[0]
         if self.group is None or self.mesh is None:
-            return HostPart(0, num_rows, num_rows, True, RowSpread.of(named.param))
+            spread = RowSpread.of(named.param)
+            return HostPart(0, num_rows, num_rows, True, spread, first_row(spread))
         from torch.distributed.tensor import Shard
 
         first, last = self._rows(num_rows, self.group.rank())
@@ -118,6 +121,7 @@ class HostShares:
             self._most(num_rows),
             last - first == num_rows,
             RowSpread(self.mesh, (Shard(0),), num_rows),
+            first,
         )
 
     def _most(self, num_rows: int) -> int:

@@ -8,9 +8,10 @@ from functools import partial
 
 import torch
 
-from zenflow.columns.host_rows import HostRows
+from zenflow.columns.host_rows import HostRows, MovingColumns
 from zenflow.host import kernel
-from zenflow.host.jobs import AdamStep, CatchUpJob, HostJob, Upload
+from zenflow.host.compact import CompactState
+from zenflow.host.jobs import AdamStep, CatchUpJob, CompactJob, HostJob, Upload
 from zenflow.host.pool import HostPool
 
 PART_ELEMENTS = 1 << 20
@@ -35,11 +36,22 @@ class RowWork:
 
 def catch_up(
     host: HostRows, active: torch.Tensor, steps: Sequence[AdamStep], upload: Upload | None
-) -> CatchUpJob:
+) -> HostJob:
     """Return the catch-up pass in which rows take all steps that wait, and may be uploaded."""
-    return CatchUpJob(
-        *(host.master, host.exp_avg, host.exp_avg_sq, host.step, active, steps, upload)
-    )
+    state = host.state
+    if isinstance(state, CompactState):
+        return CompactJob(
+            state, host.step, active, steps, upload, host.first, host.stride, host.seed
+        )
+    return CatchUpJob(*state.tensors(), host.step, active, steps, upload)
+
+
+def stepped(columns: MovingColumns, steps: Sequence[AdamStep]) -> MovingColumns:
+    """Take steps on columns that leave the host, in place, and return them."""
+    numbers = columns.master, columns.exp_avg, columns.exp_avg_sq
+    active = torch.ones(len(columns.step), dtype=torch.uint8, device="cpu")
+    kernel.run(CatchUpJob(*numbers, columns.step, active, steps))
+    return columns
 
 
 def parts_of(works: Sequence[RowWork], pool: HostPool | None) -> list[Part]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from zenflow.columns.device_rows import Bank, NamedParam, Resident
-from zenflow.columns.host_rows import HostRows, HostSlabs
+from zenflow.columns.host_rows import HostRows, HostSlabs, RowShape
 from zenflow.columns.host_shares import HostPart, HostShares
 from zenflow.columns.layout import (
     Block,
@@ -23,6 +23,9 @@ from zenflow.columns.local import local_of
 from zenflow.columns.shards import Shards
 from zenflow.config import ZenFlowConfig
 from zenflow.device.base import AbstractDevice
+from zenflow.host.compact import CompactState
+from zenflow.host.float_state import FloatState
+from zenflow.host_state import GROUP
 from zenflow.rule.blocks import BlockShape, important_count, partition
 from zenflow.rule.sizes import BANK_ELEMENTS
 
@@ -87,17 +90,25 @@ def build_layout(
     )
     most_deferred = _deferred_columns(shapes, len(to_split), least_topk_ratio)
     parts = [shares.part_of(named) for named in to_split]
+    if config.is_compact:
+        _check_cuts(to_split, shards, shares)
     rooms = [
-        (most, part.num_rows, named.param.dtype)
+        RowShape(
+            num_columns=most,
+            num_rows=part.num_rows,
+            dtype=named.param.dtype,
+            whole_rows=_matrix_shape(named.param)[0],
+            first_row=part.whole_first,
+        )
         for most, part, named in zip(most_deferred, parts, to_split, strict=True)
     ]
-    slabs = HostSlabs(device, rooms)
+    slabs = HostSlabs(device, rooms, CompactState if config.is_compact else FloatState)
     columns, rows = _vectors(to_split, device.torch_device, has_rows=config.is_exact)
     splits, banks = _make_splits(
         to_split,
         _deferred_columns(shapes, len(to_split), config.topk_ratio),
         parts,
-        [slabs.take(*room) for room in rooms],
+        [slabs.take(room) for room in rooms],
         columns,
         rows,
     )
@@ -119,6 +130,25 @@ def build_layout(
         shards=shards,
         shares=shares,
     )
+
+
+def _check_cuts(to_split: Sequence[NamedParam], shards: Shards, shares: HostShares) -> None:
+    """Refuse ranks that would cut a group of rows with a common exponent in two.
+
+    Raises:
+        ValueError: A parameter's rows are cut at another place than a multiple of 64.
+    """
+    group = shards.group or shares.group
+    size = 1 if group is None else group.size()
+    for named in to_split:
+        whole = named.param.shape[0]
+        most = -(-whole // size)
+        if most < whole and most % GROUP:
+            raise ValueError(
+                f'host_state="compact" needs a multiple of {GROUP} rows of a parameter on each of '
+                f"{size} ranks, but {named.name} has {whole:,} rows, {most:,} on a rank: use "
+                'host_state="float32", or another number of ranks'
+            )
 
 
 def _vectors(
@@ -272,7 +302,7 @@ def fill_masters(split: SplitParam) -> None:
     ].float()
     own_IO = split.part.of(weight_IO, 1)
     for block in split.blocks:
-        block.host.master.copy_(own_IO[block.deferred_columns])
+        block.host.set_weights(own_IO[block.deferred_columns])
 
 
 def _make_buckets(

@@ -86,12 +86,22 @@ def part_of(whole: Tensor, rows: RowSpread | None, dim: int) -> Tensor:
         return local_of(whole if rows is not None else whole.full_tensor())
     if rows is None:
         return whole
+    return whole.narrow(dim, *_own_rows(rows))
+
+
+def first_row(rows: RowSpread | None) -> int:
+    """Return the first of this rank's rows, counted over all ranks' rows."""
+    return 0 if rows is None else _own_rows(rows)[0]
+
+
+def _own_rows(rows: RowSpread) -> tuple[int, int]:
+    """Return the first of this rank's rows, and their number."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     shape, offset = compute_local_shape_and_global_offset(
         (rows.num_rows,), rows.mesh, rows.placements
     )
-    return whole.narrow(dim, offset[0], shape[0])
+    return offset[0], shape[0]
 
 
 def is_of_another_rank(part: Tensor, rows: RowSpread | None) -> bool:

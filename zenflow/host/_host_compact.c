@@ -166,7 +166,7 @@ WIDE_CLONES NOINLINE void compact_row(const HostJob *job, int64_t row, const Sca
 {
     const int64_t cols = job->cols, begin = row * cols;
     const int64_t groups = (cols + COMPACT_GROUP - 1) / COMPACT_GROUP;
-    const uint32_t number = (uint32_t)job->first[row];
+    const uint32_t number = (uint32_t)(job->first + row * job->stride);
     for (int64_t at = 0, place = row * groups; at < cols; at += COMPACT_GROUP, place++) {
         const int64_t start = begin + at;
         const Group group = {job->high + start,      job->low + start,

@@ -69,7 +69,8 @@ typedef struct {
     uint8_t *exp_avg_sq8;
     uint8_t *exponents1;
     uint8_t *exponents2;
-    const int64_t *first; /* number of each row's first element in the whole parameter */
+    int64_t first; /* number of the first row's first element in the whole parameter */
+    int64_t stride; /* from one row's first element to the next one's */
     uint64_t seed;
 } HostJob;
 

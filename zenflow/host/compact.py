@@ -22,13 +22,15 @@ These are the torch operations that the compiled kernel agrees with bit for bit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-GROUP = 64
-"""Elements that share an exponent byte; the last group of a row may have fewer."""
+from zenflow.host_state import GROUP
+
 NEAREST: tuple[int, int] = (0x80, 0x80000)
 """Bits that round to nearest, in place of random ones: of the weight, and of a moment."""
 
@@ -48,6 +50,14 @@ _MASK = 0xFFFFFFFF
 class CompactState:
     """Rows of the compact state: (R, O), and (R, ceil(O / 64)) of the exponents."""
 
+    NAMES: ClassVar = (
+        *("master_high", "master_low", "exp_avg", "exp_avg_sq"),
+        *("exp_avg_exponent", "exp_avg_sq_exponent"),
+    )
+    """Names of the tensors in a checkpoint, in the order of the fields."""
+    DTYPES: ClassVar = (torch.bfloat16, torch.int8, *([torch.uint8] * 4))
+    """Type of each tensor."""
+
     high: Tensor
     """Nearest bfloat16 of each weight, bfloat16."""
     low: Tensor
@@ -61,37 +71,64 @@ class CompactState:
     exp_avg_sq_exponent: Tensor
     """Exponent bytes of the second moments' groups, uint8."""
 
+    @staticmethod
+    def widths(num_elements: int) -> tuple[int, ...]:
+        """Return the length of a row of each tensor, for rows of so many elements."""
+        groups = num_groups(num_elements)
+        return (*([num_elements] * 4), groups, groups)
+
     @classmethod
     def zeros(cls, num_rows: int, num_elements: int) -> CompactState:
         """Return rows of zeros."""
-        shape, groups = (num_rows, num_elements), (num_rows, num_groups(num_elements))
-        dtypes = (torch.bfloat16, torch.int8, *([torch.uint8] * 4))
-        shapes = (*([shape] * 4), groups, groups)
-        return cls(*(torch.zeros(s, dtype=d) for s, d in zip(shapes, dtypes, strict=True)))
+        kinds = zip(cls.widths(num_elements), cls.DTYPES, strict=True)
+        return cls(*(torch.zeros(num_rows, width, dtype=dtype) for width, dtype in kinds))
 
     def rows(self, part: slice | Tensor) -> CompactState:
         """Return the views of a slice of the rows, or copies of the rows of some indices."""
         return CompactState(*(tensor[part] for tensor in self.tensors()))
 
-    def tensors(self) -> list[Tensor]:
+    def tensors(self) -> tuple[Tensor, ...]:
         """Return all tensors, in the order of the fields."""
-        return [getattr(self, field.name) for field in fields(self)]
+        return (
+            *(self.high, self.low, self.exp_avg, self.exp_avg_sq),
+            *(self.exp_avg_exponent, self.exp_avg_sq_exponent),
+        )
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(tensor.nbytes for tensor in self.tensors())
+    def weights(self) -> Tensor:
+        """Return the weights, exactly: float32 (R, O)."""
+        high = self.high.view(torch.int16).to(torch.int32) << 16
+        return (high + (self.low.to(torch.int32) << 8)).view(torch.float32)
 
-    def decode(self) -> tuple[Tensor, Tensor, Tensor]:
+    def numbers(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return weights and moments, exactly: float32 (R, O) each."""
-        high = self.high.view(torch.int16).to(torch.int64) << 16
-        weight = _float(high + (self.low.to(torch.int64) << 8))
         first = self.exp_avg.to(torch.int64)
         size = _decoded(first & _MOST_FIRST, self._by_element(self.exp_avg_exponent))
         exp_avg = _float(size | (first >> 7 << 31))
         second = self.exp_avg_sq.to(torch.int64)
         exp_avg_sq = _float(_decoded(second, self._by_element(self.exp_avg_sq_exponent)))
-        return weight, exp_avg, exp_avg_sq
+        return self.weights(), exp_avg, exp_avg_sq
+
+    def set_weights(self, weights: Tensor) -> None:
+        """Take over weights, (R, O) in any dtype, rounded to nearest."""
+        self._set_weights(weights.to(torch.float32), NEAREST[0])
+
+    def set_moments(self, exp_avg: Tensor, exp_avg_sq: Tensor) -> None:
+        """Take over moments, float32 (R, O), rounded to nearest."""
+        self._set_moments(exp_avg, exp_avg_sq, (NEAREST[1], NEAREST[1]))
+
+    def put(
+        self,
+        rows: Tensor,
+        weight: Tensor,
+        exp_avg: Tensor,
+        exp_avg_sq: Tensor,
+        rounding: Rounding,
+    ) -> None:
+        """Write weights and moments, float32 (n, O), to the rows of some indices, rounded."""
+        own = self.rows(rows)
+        own.encode(weight, exp_avg, exp_avg_sq, rounding)
+        for tensor, values in zip(self.tensors(), own.tensors(), strict=True):
+            tensor[rows] = values
 
     def encode(
         self, weight: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, rounding: Rounding
@@ -104,10 +141,20 @@ class CompactState:
             exp_avg_sq: Second moments, float32 (R, O), none negative.
             rounding: Bits that decide which way each number is rounded.
         """
-        of_weight, of_first, of_second = rounding.bits
-        bits = _bits(weight) + of_weight
-        self.high.view(torch.int16).copy_(_wrapped(bits + 0x8000 >> 16, 16))
-        self.low.copy_(_wrapped(bits >> 8, 8))
+        of_weight, *of_moments = rounding.bits
+        self._set_weights(weight, of_weight)
+        self._set_moments(exp_avg, exp_avg_sq, of_moments)
+
+    def _set_weights(self, weight: Tensor, drawn: Tensor | int) -> None:
+        bits = weight.contiguous().view(torch.int32) + drawn
+        # Conversions to a smaller integer keep the lowest bits.
+        self.high.view(torch.int16).copy_((bits + 0x8000 >> 16).to(torch.int16))
+        self.low.copy_((bits >> 8).to(torch.int8))
+
+    def _set_moments(
+        self, exp_avg: Tensor, exp_avg_sq: Tensor, drawn: Sequence[Tensor | int]
+    ) -> None:
+        of_first, of_second = drawn
         first, second = _bits(exp_avg), _bits(exp_avg_sq)
         size = first & 0x7FFFFFFF
         exponent = self._exponents(size, _ROOM_FIRST, self.exp_avg_exponent)
@@ -128,9 +175,10 @@ class CompactState:
     def _exponents(self, bits: Tensor, room: int, out: Tensor) -> Tensor:
         """Write the exponent bytes of sizes, and return them by element."""
         num_rows, num_elements = bits.shape
-        padded = bits.new_zeros(num_rows, num_groups(num_elements) * GROUP)
+        groups = num_groups(num_elements)
+        padded = bits.new_zeros(num_rows, groups * GROUP)
         padded[:, :num_elements] = bits
-        largest = padded.view(num_rows, -1, GROUP).amax(2) >> 23
+        largest = padded.view(num_rows, groups, GROUP).amax(2) >> 23
         out.copy_((largest - room).clamp_min(0))
         return self._by_element(out)
 

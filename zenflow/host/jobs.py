@@ -15,8 +15,6 @@ from torch import Tensor
 
 from zenflow.host.compact import CompactState
 
-MOST_STEPS = 64
-"""Largest number of steps of a `CompactJob`."""
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """The C kernel's number of each dtype."""
 _SUM, _CATCH_UP, _COMPACT = range(3)
@@ -47,8 +45,8 @@ class CJob(ctypes.Structure):
         *(("steps", ctypes.POINTER(CStep)), ("num_steps", _LONG)),
         *(("out", _POINTER), ("upload", CStep)),
         *((name, _POINTER) for name in ("high", "low", "exp_avg8", "exp_avg_sq8")),
-        *(("exponents1", _POINTER), ("exponents2", _POINTER), ("first", _POINTER)),
-        ("seed", ctypes.c_uint64),
+        *(("exponents1", _POINTER), ("exponents2", _POINTER)),
+        *(("first", _LONG), ("stride", _LONG), ("seed", ctypes.c_uint64)),
     )
 
 
@@ -198,11 +196,13 @@ class CompactJob:
     active: Tensor
     """Flags of the rows that take the steps, uint8 (R,)."""
     steps: Sequence[AdamStep]
-    """Steps to take, `MOST_STEPS` at most; all gradients are of one dtype."""
+    """Steps to take, `MOST_WAITING` at most; all gradients are of one dtype."""
     upload: Upload | None
     """Upload at the end of the pass; None for a pass without one."""
-    first: Tensor
-    """Number of each row's first element in the whole parameter, int64 (R,)."""
+    first: int
+    """Number of the first row's first element in the whole parameter."""
+    stride: int
+    """Distance from one row's first element to the next one's."""
     seed: int
     """64-bit number of the run and the parameter, which random bits follow from."""
 
@@ -216,7 +216,7 @@ class CompactJob:
             active=self.active[part],
             steps=[replace(s, grad=s.grad[part]) for s in self.steps if s.grad is not None],
             upload=None if upload is None else replace(upload, out=upload.out[part]),
-            first=self.first[part],
+            first=self.first + low * self.stride,
         )
 
     def encode(self) -> CJob:
@@ -236,7 +236,8 @@ class CompactJob:
             exp_avg_sq8=state.exp_avg_sq.data_ptr(),
             exponents1=state.exp_avg_exponent.data_ptr(),
             exponents2=state.exp_avg_sq_exponent.data_ptr(),
-            first=self.first.data_ptr(),
+            first=self.first,
+            stride=self.stride,
             seed=self.seed,
         )
         _encode_gradients_and_upload(job, self.steps, self.upload)

@@ -21,7 +21,6 @@ from zenflow.host import torch_kernel
 from zenflow.host.compact import CompactState, num_groups
 from zenflow.host.jobs import (
     DTYPE_CODES,
-    MOST_STEPS,
     AdamStep,
     CompactJob,
     HostJob,
@@ -29,6 +28,7 @@ from zenflow.host.jobs import (
     Upload,
 )
 from zenflow.host.library import c_library
+from zenflow.host_state import MOST_WAITING
 
 _FLOAT32 = (torch.float32,)
 
@@ -68,9 +68,10 @@ def _check_job(job: HostJob) -> None:
     if isinstance(job, CompactJob):
         shape = job.state.high.shape
         _check_compact(job.state)
-        _check("first", job.first, shape[:1], (torch.int64,))
-        if len(job.steps) > MOST_STEPS:
-            raise ValueError(f"a pass takes {MOST_STEPS} steps at most, but has {len(job.steps)}")
+        if len(job.steps) > MOST_WAITING:
+            raise ValueError(
+                f"a pass takes {MOST_WAITING} steps at most, but has {len(job.steps)}"
+            )
     else:
         shape = job.master.shape
         _check_matrix("master", job.master)

@@ -28,17 +28,15 @@ def run(job: HostJob) -> None:
 
 
 def _catch_up_compact(job: CompactJob) -> None:
-    numbers = job.state.decode()
+    numbers = job.state.numbers()
     _catch_up(CatchUpJob(*numbers, job.step, job.active, job.steps, job.upload))
     rows = job.active.nonzero().squeeze(1)
-    if not job.steps or not len(rows):
-        return
-    state = job.state.rows(rows)
-    keys = keys_of(job.seed, job.step[rows])
-    rounding = Rounding.drawn(keys, job.first[rows], state.high.shape[1])
-    state.encode(*(tensor[rows] for tensor in numbers), rounding)
-    for tensor, values in zip(job.state.tensors(), state.tensors(), strict=True):
-        tensor[rows] = values
+    if job.steps and len(rows):
+        keys = keys_of(job.seed, job.step[rows])
+        first = job.first + rows * job.stride
+        rounding = Rounding.drawn(keys, first, job.state.high.shape[1])
+        weight, exp_avg, exp_avg_sq = (tensor[rows] for tensor in numbers)
+        job.state.put(rows, weight, exp_avg, exp_avg_sq, rounding)
 
 
 def _catch_up(job: CatchUpJob) -> None:

@@ -278,7 +278,7 @@ class Engine:
 
     def show_true(self, split: SplitParam) -> None:
         """Write a drained parameter's masters into its deferred columns on the device."""
-        values = split.host.master.to(split.param.dtype)
+        values = split.host.weights(split.param.dtype)
         arrival = Arrival(values, split.deferred, split.weight())
         self.device.unpack([arrival], self.device.mark(), self.layout.gather)
         self.device.synchronize()  # the values are read until then

@@ -166,7 +166,7 @@ class Weights:
     def are_there(self) -> bool:
         """Whether all weights are the masters, bit for bit; a resident may be its own master."""
         return self.first_foreign() is None and all(
-            _are_shown(split.host.master, _deferred_rows(split))
+            _are_shown(split.host.weights(split.param.dtype), _deferred_rows(split))
             for split in self._engine.layout.splits
         )
 

@@ -290,7 +290,7 @@ def test_the_hosts_arithmetic_is_left_out_where_only_the_engine_is_timed():
         hosts = [split.host for split in optimizer._engine.layout.splits]
 
         def moved_by_a_step():
-            before = [host.exp_avg.clone() for host in hosts]
+            before = [host.state.exp_avg.clone() for host in hosts]
             model.loss(0).backward()
             optimizer.step()
             optimizer.synchronize()

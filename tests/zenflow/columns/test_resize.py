@@ -82,7 +82,7 @@ def test_every_block_has_its_number_of_columns_and_every_row_its_place():
     optimizer = ZenFlowAdamW(model.parameters(), config=config, controller=controlled())
     with closing(optimizer):
         layout = optimizer._engine.layout
-        slabs = {split.host.master.data_ptr() for split in layout.splits}
+        slabs = {split.host.state.master.data_ptr() for split in layout.splits}
         numbers = set()
         for step in range(14):
             model.loss(step).backward()
@@ -93,13 +93,13 @@ def test_every_block_has_its_number_of_columns_and_every_row_its_place():
                 assert split.columns.is_important.nonzero().squeeze(1).tolist() == sorted(
                     split.important_columns.tolist()
                 )
-                assert optimizer.state[split.param]["exp_avg"] is split.host.exp_avg
+                assert optimizer.state[split.param]["exp_avg"] is split.host.state.exp_avg
                 rows = slice(split.bank_first, split.bank_last)
                 shown = split.weight()[:, split.important_columns].t()
                 assert torch.equal(split.bank.master[rows], shown)
             numbers.add(tuple(len(split.important_columns) for split in layout.splits))
         assert len(numbers) == 3
-        assert {split.host.master.data_ptr() for split in layout.splits} == slabs
+        assert {split.host.state.master.data_ptr() for split in layout.splits} == slabs
 
 
 def test_memory_is_what_was_planned_at_every_k():

@@ -146,7 +146,7 @@ def test_rank_0_gets_a_whole_state(two):
         take_steps(model, optimizer, scenario, range(SAVED_AT))
         state = optimizer.to_adamw_state_dict()["state"].values()
         expected = [entry["exp_avg"] for entry in state]
-        exp_avg = optimizer._engine.layout.splits[0].host.exp_avg.clone()
+        exp_avg = optimizer._engine.layout.splits[0].host.state.exp_avg.clone()
     full = two[0]["export"]["full"]["state"]["embed.weight"]
     assert relative_difference([full["exp_avg"]], [exp_avg]) < ROUNDING
     for rank in two:

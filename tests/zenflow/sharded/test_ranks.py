@@ -112,7 +112,7 @@ def test_rank_0_gets_a_whole_state(two):
         take_steps(model, optimizer, scenario, range(SAVED_AT))
         moments = optimizer.to_adamw_state_dict()["state"]
         split = optimizer._engine.layout.splits[0]
-        exp_avg = split.host.exp_avg.clone()
+        exp_avg = split.host.state.exp_avg.clone()
     full = two[0]["export"]["full"]["state"]["embed.weight"]
     assert relative_difference([full["exp_avg"]], [exp_avg]) < ROUNDING
     assert not two[1]["export"]["full"]

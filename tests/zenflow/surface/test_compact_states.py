@@ -109,7 +109,7 @@ def test_a_master_of_minus_zero_is_not_taken_for_a_weight_of_zero():
         run.step(0)
         run.optimizer.state_dict()
         split = run.optimizer._running.layout.splits[0]
-        split.host.master[0, 0] = -0.0
+        split.host.state.master[0, 0] = -0.0
         split.weight()[0, split.deferred_columns[0]] = 0.0
         entry = compact(run)["state"]
         assert sum("training_weight" in tensors for tensors in entry.values()) == 1

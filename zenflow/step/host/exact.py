@@ -6,14 +6,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from zenflow.columns.gradient_queue import RoomPool, StagedGradient, adam_step
-from zenflow.columns.host_rows import HostRows
-from zenflow.columns.host_update import RowWork, catch_up
+from zenflow.columns.host_rows import HostRows, MovingColumns
+from zenflow.columns.host_update import RowWork, catch_up, stepped
 from zenflow.columns.layout import Block, Bucket
-from zenflow.host import kernel
 from zenflow.host.jobs import HostJob, Upload
 from zenflow.lanes.lease import Lease
 from zenflow.rule.momentum import delay, upload_lead
@@ -166,17 +164,14 @@ class ExactTasks(AbstractHostTasks):
         self._free(queue)
         queue.clear()
 
-    def finish_rows(self, step: Step, block: Block, rows: Tensor) -> HostRows:
+    def finish_rows(self, step: Step, block: Block, rows: Tensor) -> MovingColumns:
         """Return copies of some rows, all waiting gradients applied."""
-        leaving = block.host.rows(rows)
         steps = [
             adam_step(staged.hyper, staged.factor.get()[0], staged.values[rows])
             for staged in self.queues[block.index]
             if staged.hyper is not None and staged.factor is not None
         ]
-        active = torch.ones(len(rows), dtype=torch.uint8, device="cpu")
-        kernel.run(catch_up(leaving, active, steps, None))
-        return leaving
+        return stepped(block.host.copies(rows), steps)
 
 
 def _catch_up(

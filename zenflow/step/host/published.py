@@ -14,12 +14,11 @@ from torch import Tensor
 
 from zenflow.columns.device_rows import Resident
 from zenflow.columns.gradient_queue import StagedGradient, adam_step
-from zenflow.columns.host_rows import HostRows
-from zenflow.columns.host_update import RowWork, catch_up
+from zenflow.columns.host_rows import HostRows, MovingColumns
+from zenflow.columns.host_update import RowWork, catch_up, stepped
 from zenflow.columns.layout import Block, Bucket, Layout, SplitParam
 from zenflow.config import ZenFlowConfig
 from zenflow.device.base import HostValues
-from zenflow.host import kernel
 from zenflow.host import memory as host_memory
 from zenflow.host.jobs import AdamStep, HostJob, SumJob, Upload
 from zenflow.lanes.lease import Lease
@@ -152,16 +151,13 @@ class PublishedTasks(AbstractHostTasks):
         if len(self.sums) > 1:
             self.accumulators[block.index] = 1 - self.accumulators[block.index]
 
-    def finish_rows(self, step: Step, block: Block, rows: Tensor) -> HostRows:
+    def finish_rows(self, step: Step, block: Block, rows: Tensor) -> MovingColumns:
         """Return copies of some rows, stepped by the window's mean."""
-        leaving = block.host.rows(rows)
         found = self._gradients(step, block)
         if found is not None:
             found = replace(found, values=found.values[rows])
-        active = torch.ones(len(rows), dtype=torch.uint8, device="cpu")
-        hyper = step.hyper_of(block)
-        kernel.run(_step_on_mean(leaving, active, found, self._count(block), hyper, None))
-        return leaving
+        steps = _steps_on_mean(found, self._count(block), step.hyper_of(block))
+        return stepped(block.host.copies(rows), steps)
 
     def flush(self, blocks: Iterable[Block], *, step: Step | None = None) -> None:
         """Queue the AdamW steps of windows that end; between two steps nothing waits."""
@@ -211,10 +207,10 @@ def make_sums(
     sums = []
     for _ in range(count):
         slab = host_memory.zeroed(
-            sum(split.slab_rows.master.numel() for split in layout.splits), torch.float32
+            sum(split.slab_rows.shape.numel() for split in layout.splits), torch.float32
         )
-        parts = slab.split([split.slab_rows.master.numel() for split in layout.splits])
-        shapes = [split.slab_rows.master.shape for split in layout.splits]
+        parts = slab.split([split.slab_rows.shape.numel() for split in layout.splits])
+        shapes = [split.slab_rows.shape for split in layout.splits]
         sums.append(
             {
                 split: part.view(shape)
@@ -236,9 +232,12 @@ def _step_on_mean(
     hyper: Hyper,
     upload: Upload | None,
 ) -> HostJob:
+    return catch_up(host, active, _steps_on_mean(found, count, hyper), upload)
+
+
+def _steps_on_mean(found: _Gradients | None, count: int, hyper: Hyper) -> list[AdamStep]:
     """Return the AdamW step on a sum of `count` gradients, or on one gradient, not scaled yet."""
-    steps: list[AdamStep] = []
-    if found is not None:
-        scale = 1.0 / count if found.measured is None else found.measured.get()[0]
-        steps = [adam_step(hyper, scale, found.values)]
-    return catch_up(host, active, steps, upload)
+    if found is None:
+        return []
+    scale = 1.0 / count if found.measured is None else found.measured.get()[0]
+    return [adam_step(hyper, scale, found.values)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from zenflow.columns.gradient_queue import RoomPool
 from zenflow.columns.in_flight import UpdatesInFlight
 from zenflow.columns.layout import Layout
@@ -52,10 +54,16 @@ def make_tasks(
     if not config.is_exact:
         return PublishedTasks(*parts, make_sums(layout, config, largest_interval))
     staging_bytes = layout.slabs.pinned_bytes
-    # The state's pages may not have been touched yet: they count as taken.
-    # Other ranks of this machine have as much, and take as much.
-    free = max(0.0, free_bytes()[0] / ranks_on_this_machine() - layout.slabs.num_bytes)
-    spare = SPARE_SHARE * free / staging_bytes if staging_bytes else 0.0
+    spare = math.inf if config.is_compact else _spare_pools(layout)  # there q is in the result
     depth = queue_depth(config.queue_depth, largest_interval, spare)
     rooms = RoomPool(device, pool_bytes(staging_bytes, depth))
     return ExactTasks(*parts, rooms, depth)
+
+
+def _spare_pools(layout: Layout) -> float:
+    """Return the host memory that may be used, in steps' deferred gradients."""
+    staging_bytes = layout.slabs.pinned_bytes
+    # The state's pages may not have been touched yet: they count as taken.
+    # Other ranks of this machine have as much, and take as much.
+    free = max(0.0, free_bytes()[0] / ranks_on_this_machine() - layout.slabs.num_bytes)
+    return SPARE_SHARE * free / staging_bytes if staging_bytes else 0.0

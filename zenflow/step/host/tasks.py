@@ -11,7 +11,7 @@ from torch import Tensor
 
 from zenflow.columns.device_rows import Resident
 from zenflow.columns.gradient_queue import StagedGradient
-from zenflow.columns.host_rows import HostRows
+from zenflow.columns.host_rows import MovingColumns
 from zenflow.columns.host_update import RowWork, parts_of
 from zenflow.columns.in_flight import PendingUpload, UpdatesInFlight
 from zenflow.columns.layout import Block, Bucket, Layout, SplitParam
@@ -114,7 +114,7 @@ class AbstractHostTasks(ABC):
         """Note that the work of `window_work` is queued."""
 
     @abstractmethod
-    def finish_rows(self, step: Step, block: Block, rows: Tensor) -> HostRows:
+    def finish_rows(self, step: Step, block: Block, rows: Tensor) -> MovingColumns:
         """Return copies of some rows as the window's end leaves them; all gradients are there."""
 
     @abstractmethod

@@ -127,9 +127,9 @@ def _load_split(
     split.note_owners()
     split.num_steps = int(state["step"])
     bank_rows = slice(split.bank_first, split.bank_last)
+    own = [split.part.of(moments_IO, 1) for moments_IO in (avg_IO, square_IO)]
+    split.host.set_moments(*(own_IO[split.deferred_columns] for own_IO in own))
     for name, moments_IO in zip(_MOMENTS, (avg_IO, square_IO), strict=True):
-        own_IO = split.part.of(moments_IO, 1)
-        getattr(split.host, name).copy_(own_IO[split.deferred_columns])
         getattr(split.bank, name)[bank_rows] = moments_IO[split.important_columns]
     split.host.step.fill_(split.num_steps)
     split.bank.step[bank_rows] = split.num_steps
@@ -185,7 +185,7 @@ def _moment(place: SplitParam | Resident, name: str) -> Tensor:
     shape = (place.num_columns, place.num_host_rows)
     moments_IO = torch.empty(shape, dtype=torch.float32, device="cpu")
     bank_rows = slice(place.bank_first, place.bank_last)
-    moments_IO[place.deferred_columns.cpu()] = getattr(place.host, name)
+    moments_IO[place.deferred_columns.cpu()] = place.host.moment(name)
     of_bank = place.part.of(getattr(place.bank, name)[bank_rows], 1)
     moments_IO[place.important_columns.cpu()] = of_bank.cpu()
     return moments_IO.t().contiguous().view(place.num_host_rows, *place.param.shape[1:])

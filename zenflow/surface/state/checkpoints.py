@@ -16,6 +16,7 @@ from zenflow.surface.gradient_hooks import GradientSource
 from zenflow.surface.life import Life, Lifetime
 from zenflow.surface.state.adamw import adamw_state, check_adamw_state, load_adamw_state
 from zenflow.surface.state.checks import ENTRY, has_steps, places_by_key, saved_engine
+from zenflow.surface.state.host_format import format_there, is_converted
 from zenflow.surface.state.parameter import param_state, shown_state
 from zenflow.surface.state.restart import end_windows
 from zenflow.surface.state.state_dict import add_engine_state, load_engine_state
@@ -158,6 +159,12 @@ class Checkpoints:
         saved = saved_engine({"param_groups": saved_groups, "state": {}})
         if saved is None:
             raise CheckpointError("the parameter groups are not of a ZenFlowAdamW's state")
+        if is_converted(engine, saved):
+            raise CheckpointError(
+                f"the state was saved with host_state={format_there(saved)!r} and is loaded in "
+                f"place, into {engine.config.host_state!r}: make the optimizer with the state's, "
+                "and convert what its state_dict() returns"
+            )
         if engine.layout.topk_ratio != saved["topk_ratio"]:
             engine.abandon_step()
             engine.resize(saved["topk_ratio"])

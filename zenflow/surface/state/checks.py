@@ -14,6 +14,7 @@ from zenflow.columns.layout import SplitParam
 from zenflow.errors import CheckpointError
 from zenflow.rule.blocks import important_count
 from zenflow.surface.state.compact import LEFT_OUT, rows_in_flight
+from zenflow.surface.state.host_format import depth_of, is_converted, tensors_there
 from zenflow.surface.state.parameter import (
     LANDING,
     WHOLE,
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 FORMAT = 4
 """Version of the state; raised when the meaning of an entry changes."""
+_FREE = ("queue_depth", "host_state")
+"""Settings that may differ: the first changes no result of float32 states, the other is converted.
+"""
 ENTRY = "zenflow"
 """Key, in the first parameter group, of the engine's part of a state."""
 
@@ -118,6 +122,8 @@ def check_state(
     for key, place in order.items() if has_steps(state_dict, saved) else ():
         have = state_dict["state"].get(key, {})
         want = _compact_shapes(engine, place, saved, _shapes(engine, place, saved["topk_ratio"]))
+        if isinstance(place, SplitParam) and is_converted(engine, saved):
+            want = tensors_there(place, saved, want)
         wrong = [
             name for name, shape in want.items() if name not in have or have[name].shape != shape
         ]
@@ -181,8 +187,12 @@ def _check_config(engine: Engine, saved: Mapping[str, Any]) -> None:
     differing = [
         f"{key} is {saved['config'].get(key)!r} there and {value!r} here"
         for key, value in config.items()
-        if saved["config"].get(key) != value and key != "queue_depth"  # changes no result
+        if saved["config"].get(key) != value and key not in _FREE
     ]
+    if engine.config.is_compact and not is_converted(engine, saved):
+        depth = depth_of(engine)
+        if saved["queue_depth"] != depth:  # how often the state is rounded
+            differing.append(f"queue_depth is {saved['queue_depth']} there and {depth} here")
     if differing:
         raise CheckpointError(
             f"the checkpoint has another configuration: {'; '.join(differing)}. Make the "

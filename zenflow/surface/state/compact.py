@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from zenflow.columns.layout import SplitParam
+from zenflow.columns.layout import Block, SplitParam
 from zenflow.rule.blocks import important_count
 from zenflow.surface.state.parameter import LANDING, TRAINING
 
@@ -44,13 +44,12 @@ def compact_entry(
         entry: Values of `param_state`, whose `LANDING` is no live tensor.
     """
     kept = {name: tensor for name, tensor in entry.items() if name != LANDING}
-    if all(_is_master(block.host.staging, block.host.master) for block in split.blocks):
+    if all(_is_true(block.host.staging, block) for block in split.blocks):
         del kept[TRAINING]
     found = [engine.in_flight.of(block) for block in split.blocks]
     flying = [update for update in found if update is not None]
     values = [update.values for update in flying]
-    masters = [update.block.host.master for update in flying]
-    if not all(map(_is_master, values, masters)):
+    if not all(_is_true(update.values, update.block) for update in flying):
         kept[LANDING] = values[0] if len(values) == 1 else torch.cat(values)
     accumulators, windows = engine.schedule.tasks.accumulators, engine.windows
     begun = [block.index for block in split.blocks if windows[block.index].count]
@@ -62,10 +61,10 @@ def compact_entry(
     }
 
 
-def _is_master(weights: Tensor, masters: Tensor) -> bool:
-    """Whether weights are rounded masters, bit for bit, signs of zeros included."""
+def _is_true(weights: Tensor, block: Block) -> bool:
+    """Whether weights are a block's rounded masters, bit for bit, signs of zeros included."""
     bits = _BITS[weights.element_size()]
-    return torch.equal(weights.view(bits), masters.to(weights.dtype).view(bits))
+    return torch.equal(weights.view(bits), block.host.weights(weights.dtype).view(bits))
 
 
 def rows_in_flight(split: SplitParam, saved: Mapping[str, Any]) -> dict[int, int]:

@@ -1,14 +1,16 @@
 """Tensors of one parameter's state.
 
-A split parameter's entry has the host's rows under torch's names, and the device's rows with the
-prefix `device_`. It also has the low-precision weights that training sees and those about to land.
-With these a resumed run is exact whatever weights the model was loaded with. Every entry has the
-same names and shapes at every step, so that `torch.distributed.checkpoint` can load in place.
+A split parameter's entry has the host's rows under torch's names, or the parts of their compact
+format, and the device's rows with the prefix `device_`. It also has the low-precision weights that
+training sees and those about to land. With these a resumed run is exact whatever weights the model
+was loaded with. Every entry has the same names and shapes at every step, so that
+`torch.distributed.checkpoint` can load in place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +20,7 @@ from zenflow.columns.device_rows import Resident
 from zenflow.columns.host_rows import ROW_STATE
 from zenflow.columns.layout import SplitParam
 from zenflow.columns.shards import RowSpread, is_of_another_rank, part_of, spread
+from zenflow.host.compact import num_groups
 
 if TYPE_CHECKING:
     from zenflow.step.engine import Engine
@@ -28,6 +31,8 @@ TRAINING = "training_weight"
 """Name of deferred columns' weights as training sees them, (D, O) in the parameter's dtype."""
 LANDING = "landing_weight"
 """Name of the weights of updates in flight, (D, O) in the parameter's dtype: zeros elsewhere."""
+_BY_GROUP = ("exp_avg_exponent", "exp_avg_sq_exponent")
+"""Names of tensors with a number for each group of rows in place of a row."""
 _REPLICATED = {
     *("step", "device_step", "deferred_columns", "important_columns"),
     *("scores", "mean_squares", "window_sketch"),
@@ -47,7 +52,10 @@ def _spread_of(place: SplitParam | Resident, name: str) -> RowSpread | None:
     is_device = name.startswith("device_") or name == "row_mean_squares"
     if isinstance(place, Resident) or is_device:
         return RowSpread.of(place.param)
-    return place.part.spread
+    rows = place.part.spread
+    if rows is not None and name in _BY_GROUP:
+        return replace(rows, num_rows=num_groups(rows.num_rows))
+    return rows
 
 
 def shown_state(place: SplitParam | Resident, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -83,7 +91,7 @@ def param_state(engine: Engine, place: SplitParam | Resident) -> dict[str, Tenso
     if isinstance(place, Resident):
         return place.state()
     bank_rows = slice(place.bank_first, place.bank_last)
-    state = {name: getattr(place.host, name) for name in ROW_STATE}
+    state = place.host.tensors()
     state |= {f"device_{name}": getattr(place.bank, name)[bank_rows] for name in ROW_STATE}
     state |= engine.schedule.tasks.param_state(place)
     if engine.probes.sketch is not None:

@@ -12,7 +12,7 @@ from zenflow.surface.state.parameter import LANDING, TRAINING, param_state
 if TYPE_CHECKING:
     from zenflow.step.engine import Engine
 
-_OF_WEIGHTS = ("master", "device_master", TRAINING)
+_OF_WEIGHTS = ("master", "master_high", "master_low", "device_master", TRAINING)
 _OF_LAYOUT = ("deferred_columns", "important_columns")
 _KEPT = (*_OF_WEIGHTS, *_OF_LAYOUT, LANDING)
 

@@ -29,6 +29,12 @@ from zenflow.surface.state.compact import (
     compact_entry,
     rows_in_flight,
 )
+from zenflow.surface.state.host_format import (
+    convert,
+    depth_of,
+    is_converted,
+    tell_of_conversion,
+)
 from zenflow.surface.state.parameter import (
     LANDING,
     TRAINING,
@@ -92,6 +98,7 @@ def _engine_state(engine: Engine) -> dict[str, Any]:
         "format": FORMAT,
         "config": engine.config.to_dict(),
         "kernels": engine.device.kernels.name,
+        "queue_depth": depth_of(engine),
         "signature": signature(engine.layout.places),
         "step": engine.step,
         "topk_ratio": engine.layout.topk_ratio,
@@ -135,6 +142,7 @@ def load_engine_state(
     with engine.layout.shares.all_or_none():
         check_state(engine, order, state_dict, saved)
         _tell_of_kernels(engine, saved)
+        tell_of_conversion(engine, saved)
         engine.decisions.controller.load_state_dict(saved["controller"])  # first: it may refuse
     is_started = has_steps(state_dict, saved)
     if not is_started:
@@ -142,7 +150,7 @@ def load_engine_state(
     if engine.layout.topk_ratio != saved["topk_ratio"]:
         engine.resize(saved["topk_ratio"])
     if is_started:
-        _load_params(engine, order, state_dict["state"], _left_out(engine, saved))
+        _load_params(engine, order, state_dict["state"], saved)
     else:
         restart(engine)
     engine.step = int(saved["step"])
@@ -183,16 +191,20 @@ def _load_params(
     engine: Engine,
     order: Mapping[Any, SplitParam | Resident],
     states: Mapping[Any, Mapping[str, Tensor]],
-    left_out: Mapping[SplitParam | Resident, Sequence[str]],
+    saved: Mapping[str, Any],
 ) -> None:
     """Set every parameter's tensors, and the device's weights that follow from these."""
+    left_out = _left_out(engine, saved)
     for key, place in order.items():
-        lacks = (LANDING, *left_out.get(place, ()))
+        lacks = {LANDING, *left_out.get(place, ())}
+        if isinstance(place, SplitParam) and is_converted(engine, saved):
+            convert(place, saved, states[key])
+            lacks.update(type(place.host.state).NAMES)
         for name, tensor in param_state(engine, place).items():
             if name not in lacks:
                 tensor.copy_(taken_part(place, name, states[key][name]))
         if isinstance(place, SplitParam) and TRAINING in lacks:
-            place.host.staging.copy_(place.host.master)
+            place.host.staging.copy_(place.host.weights(place.param.dtype))
     for split in engine.layout.splits:
         split.note_owners()
         split.show_important()
@@ -226,7 +238,7 @@ def _rows_that_land(
     flying = rows_in_flight(split, saved)
     if LANDING not in entry:
         blocks = {block.index: block for block in split.blocks}
-        return {index: blocks[index].host.master for index in flying}
+        return {index: blocks[index].host.weights(split.param.dtype) for index in flying}
     values = taken_part(split, LANDING, entry[LANDING])
     if LEFT_OUT in saved:
         return dict(zip(flying, values.split(list(flying.values())), strict=True))

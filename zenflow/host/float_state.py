@@ -1,0 +1,57 @@
+"""Float32 host state: AdamW's weights and moments of some rows as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True, eq=False)
+class FloatState:
+    """Rows of AdamW's state in torch's names: (R, O), float32 each."""
+
+    NAMES: ClassVar = ("master", "exp_avg", "exp_avg_sq")
+    """Names of the tensors in a checkpoint, in the order of the fields."""
+    DTYPES: ClassVar = (torch.float32,) * 3
+    """Type of each tensor."""
+
+    master: Tensor
+    """True weights of the columns."""
+    exp_avg: Tensor
+    """AdamW's first moments of the columns."""
+    exp_avg_sq: Tensor
+    """AdamW's second moments of the columns."""
+
+    @staticmethod
+    def widths(num_elements: int) -> tuple[int, ...]:
+        """Return the length of a row of each tensor, for rows of so many elements."""
+        return (num_elements,) * 3
+
+    def rows(self, part: slice | Tensor) -> FloatState:
+        """Return the views of a slice of the rows, or copies of the rows of some indices."""
+        return FloatState(self.master[part], self.exp_avg[part], self.exp_avg_sq[part])
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return all tensors, in the order of the fields."""
+        return self.master, self.exp_avg, self.exp_avg_sq
+
+    def numbers(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return weights and moments: the live tensors."""
+        return self.tensors()
+
+    def put(self, rows: Tensor, master: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor) -> None:
+        """Write weights and moments, float32 (n, O), to the rows of some indices."""
+        for tensor, values in zip(self.tensors(), (master, exp_avg, exp_avg_sq), strict=True):
+            tensor[rows] = values
+
+    def set_weights(self, weights: Tensor) -> None:
+        """Take over weights, (R, O) in any dtype."""
+        self.master.copy_(weights)
+
+    def set_moments(self, exp_avg: Tensor, exp_avg_sq: Tensor) -> None:
+        """Take over moments, float32 (R, O)."""
+        self.exp_avg.copy_(exp_avg)
+        self.exp_avg_sq.copy_(exp_avg_sq)
