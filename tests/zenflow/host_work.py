@@ -4,7 +4,7 @@ from zenflow.columns import host_update
 from zenflow.host import jobs, kernel
 from zenflow.host import pool as host_pool
 
-_JOBS = {"sum": jobs.SumJob, "catch_up": jobs.CatchUpJob}
+_JOBS = {"sum": jobs.SumJob, "catch_up": jobs.CatchUpJob, "compact": jobs.CompactJob}
 
 
 def host_work(*kinds):

@@ -24,6 +24,7 @@ from tests.zenflow.data_parallel.runs import (
     work_of_host,
 )
 from tests.zenflow.host_work import host_work
+from tests.zenflow.sharded.compact_runs import all_modes, refused
 from tests.zenflow.sharded.ranks import guided, told
 from tests.zenflow.sharded.runs import (
     LAST,
@@ -418,7 +419,15 @@ def killed(rank, mesh, folder):
             take_steps(model, optimizer, scenario, [step], rank, mesh.size())
 
 
+def compacted(rank, mesh, folder, *, loads=False):
+    """Train with compact host state."""
+    return all_modes(DistributedDataParallel, folder, loads=loads)
+
+
 TASKS = {
+    "compact": compacted,
+    "go on compact": partial(compacted, loads=True),
+    "refuse compact": lambda rank, mesh, folder: refused(DistributedDataParallel),
     "train": lambda *where: trained(TRAINED, *where),
     "train more": lambda *where: trained(SCENARIOS, *where),
     "share nothing": alone_together,

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tests.zenflow.races.checker import replaced
 from tests.zenflow.races.clocks import LOCK, join, knows
 from zenflow.device.kernels.choice import reason_against_triton
-from zenflow.host.jobs import CatchUpJob, SumJob
+from zenflow.host.jobs import CatchUpJob, CompactJob, SumJob
 from zenflow.lanes import copies, host_worker
 from zenflow.lanes.completion import Completion
 from zenflow.lanes.copies import CopyLane
@@ -197,7 +197,13 @@ def _jobs(checker):
     def catch_ups(old):
         def encode(self):
             grads = [step.grad for step in self.steps if step.grad is not None]
-            state = [self.master, self.exp_avg, self.exp_avg_sq, self.step]
+            is_compact = isinstance(self, CompactJob)
+            own = (
+                self.state.tensors()
+                if is_compact
+                else (self.master, self.exp_avg, self.exp_avg_sq)
+            )
+            state = [*own, self.step]
             if self.upload is not None:
                 state.append(self.upload.out)
             reads = ((tensor, False) for tensor in [*grads, self.active])
@@ -206,7 +212,8 @@ def _jobs(checker):
 
         return encode
 
-    return [(SumJob, "encode", sums), (CatchUpJob, "encode", catch_ups)]
+    passes = [(kind, "encode", catch_ups) for kind in (CatchUpJob, CompactJob)]
+    return [(SumJob, "encode", sums), *passes]
 
 
 def _kernels(checker):

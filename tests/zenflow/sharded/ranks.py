@@ -25,6 +25,7 @@ from torch.distributed.tensor import Shard
 from tests.models import TinyStack, closing
 from tests.test_documents import python_blocks
 from tests.zenflow.host_work import host_work
+from tests.zenflow.sharded.compact_runs import all_modes, refused
 from tests.zenflow.sharded.runs import (
     DELAYED,
     DROPPING,
@@ -335,7 +336,15 @@ def killed(rank, mesh, folder):
         take_steps(model, optimizer, scenario, [step], rank, mesh.size())
 
 
+def compacted(rank, mesh, folder, *, loads=False):
+    """Train with compact host state."""
+    return all_modes(partial(fully_shard, mesh=mesh), folder, loads=loads)
+
+
 TASKS = {
+    "compact": compacted,
+    "go on compact": partial(compacted, loads=True),
+    "refuse compact": lambda rank, mesh, folder: refused(partial(fully_shard, mesh=mesh)),
     "train": lambda *where: trained(TRAINED, *where),
     "train more": lambda *where: trained(SCENARIOS, *where),
     "save": save_all,

@@ -32,6 +32,7 @@ RULES = {
     "S 3": {"update_interval": 3, "select_interval": 2},
     "S 3, q 1": {"update_interval": 3, "queue_depth": 1},
     "S 5, q 2": {"update_interval": 5, "queue_depth": 2},
+    "compact": {"update_interval": 3, "select_interval": 2, "host_state": "compact"},
     "published": {"update_interval": 3, "update_rule": "published"},
     "published, S 1": {"update_interval": 1, "update_rule": "published"},
     "no overlap": {"update_interval": 2, "overlap_step": False},
@@ -144,7 +145,7 @@ def test_a_buffer_of_gradients_is_written_again_before_the_last_ones_have_left(
     assert_equal(weights_of(model), train(TinyStack, config, "keep", 12)[-1])
 
 
-HOST = host_work("sum", "catch_up")
+HOST = host_work("sum", "catch_up", "compact")
 SLOWNESS = {
     "host": HOST,
     "copies": [(CopyLane, "_perform")],

@@ -23,20 +23,25 @@ from zenflow.step.step import Step
 class ExactTasks(AbstractHostTasks):
     """AdamW on every gradient, applied when the queue is full or the window ends.
 
-    The wait of a gradient changes no bit: each is a step of its own, in order, with the settings
-    and the clip factor of its own step.
+    The wait of a gradient changes no bit of float32 state: each is a step of its own, in order,
+    with the settings and the clip factor of its own step. Compact state is rounded once a pass. So
+    there the passes must not depend on the order in which gradients come: the first one of a step
+    takes rooms for all blocks, in their order.
     """
 
     rooms: RoomPool
     """Pool for a block's second and further gradients; the first waits in the staging buffer."""
     depth: int
     """Largest number of a block's gradients that wait, q."""
+    is_compact: bool
+    """Whether the state is rounded once a pass."""
     queues: list[list[StagedGradient]] = field(init=False)
     """Gradients of each block that wait, the oldest first, by the block's index."""
 
     def __post_init__(self) -> None:
         """Start with no gradient."""
         self._arriving: dict[Block, StagedGradient] = {}
+        self._reserved: dict[Block, StagedGradient] = {}
         self.queues = [[] for _ in self.layout.blocks]
         super().__post_init__()
 
@@ -59,34 +64,51 @@ class ExactTasks(AbstractHostTasks):
         waiting = [staged.lease for staged in self.queues[block.index]]
         return [*super().leases_of(block), *waiting]
 
+    def begin_anew(self) -> None:
+        """Forget the users of all memory, and windows' sums; no gradient waits, no task runs."""
+        super().begin_anew()
+        self._arriving.clear()
+        self._reserved.clear()
+        self.rooms.clear()
+
     def stage(self, block: Block) -> StagedGradient:
         """Return where a block's gradient of the step under way is to be copied."""
+        if self.is_compact and not self._arriving and not self._reserved:
+            for other in self.layout.blocks:
+                if other.shape.num_deferred:
+                    self._reserved[other] = self._find_memory(other)
+        staged = self._reserved.pop(block, None) or self._find_memory(block)
+        self._arriving[block] = staged
+        return staged
+
+    def _find_memory(self, block: Block) -> StagedGradient:
+        """Return memory for a block's gradient; without any, what waits is applied first."""
         staging = block.host.staging
         taken = None
         if self.queues[block.index]:
             taken = self.rooms.take(block.host_shape, staging)
         if taken is not None:
             values, room = taken
-            staged = StagedGradient(values, room.lease, room)
-        else:
-            self.flush([block])  # no room: what waits is applied now, which frees the own buffer
-            lease = self.staging[block.index]
-            lease.renew()
-            staged = StagedGradient(staging, lease, None)
-        self._arriving[block] = staged
-        return staged
+            return StagedGradient(values, room.lease, room)
+        self.flush([block])  # no room: what waits is applied now, which frees the own buffer
+        lease = self.staging[block.index]
+        lease.renew()
+        return StagedGradient(staging, lease, None)
 
     def drop(self, blocks: Iterable[Block]) -> None:
         """Forget these blocks' gradients of the step under way."""
         for block in blocks:
-            staged = self._arriving.pop(block, None)
-            if staged is not None:
-                self._free([staged])
+            for memory in (self._arriving, self._reserved):
+                staged = memory.pop(block, None)
+                if staged is not None:
+                    self._free([staged])
 
     def take_in(self, step: Step, bucket: Bucket, due: Collection[Block]) -> None:
         """Put a bucket's gradients into their queues, and apply queues that are full."""
         full = []
         for block in bucket.blocks:
+            unused = self._reserved.pop(block, None)
+            self._free([] if unused is None else [unused])
             staged = self._arriving.pop(block, None)
             if staged is None:
                 continue
