@@ -1,5 +1,6 @@
 """How many gradients wait on the host changes its memory and traffic, and no bit of the result."""
 
+import copy
 import dataclasses
 import time
 
@@ -155,22 +156,71 @@ def test_a_room_is_not_written_while_a_late_pass_still_reads_it(monkeypatch):
 DEVICE = CpuDevice(torch.device("cpu"))
 
 
-def test_batches_that_are_dropped_leave_no_room_taken():
-    model = GivenGradients([(16, 64)])
+STATES = pytest.mark.parametrize("host_state", ["float32", "compact"])
+
+
+def waiting_run(shapes, host_state):
+    """Return a model whose gradients wait on the host, and its optimizer."""
+    model = GivenGradients(shapes)
     config = ZenFlowConfig(
-        topk_ratio=0.0, update_interval=4, queue_depth=4, min_split_elements=1, block_elements=256
-    )
+        topk_ratio=0.0, update_interval=4, queue_depth=4, min_split_elements=1, block_elements=256,
+        host_state=host_state,
+    )  # fmt: skip
     options = {"offload_gradients": "release", "max_grad_norm": 1.0}
-    with closing(ZenFlowAdamW(model.parameters(), config=config, **options)) as optimizer:
-        rooms = optimizer._engine.schedule.tasks.rooms
+    return model, ZenFlowAdamW(model.parameters(), config=config, **options)
+
+
+def break_off(max_norm):
+    raise ZeroDivisionError
+
+
+def assert_all_free(optimizer):
+    optimizer.state_dict()  # what waits is applied
+    rooms = optimizer._engine.schedule.tasks.rooms
+    free = sum(room.last - room.first for room in rooms._free)
+    assert free == rooms.memory.num_bytes > 0
+
+
+@STATES
+def test_batches_that_are_dropped_leave_no_room_taken(host_state):
+    model, optimizer = waiting_run([(16, 64)], host_state)
+    with closing(optimizer):
         for step in range(12):
             model.backward(model.draw_gradients(step))
             optimizer.step()
             model.backward(model.draw_gradients(100 + step))
             optimizer.zero_grad()
-        optimizer.synchronize()
-        free = sum(room.last - room.first for room in rooms._free)
-        assert free == rooms.memory.num_bytes > 0
+        assert_all_free(optimizer)
+
+
+@STATES
+def test_gradients_that_are_missing_leave_no_room_taken(host_state):
+    model, optimizer = waiting_run([(16, 64), (16, 32), (8, 40)], host_state)
+    with closing(optimizer):
+        for step in range(14):
+            model.backward(model.draw_gradients(step, absent=0.4))
+            optimizer.step()
+        assert_all_free(optimizer)
+
+
+@STATES
+def test_a_step_that_was_broken_off_leaves_no_room_taken_once_a_state_is_loaded(
+    host_state, monkeypatch
+):
+    model, optimizer = waiting_run([(16, 64)], host_state)
+    with closing(optimizer):
+        state = copy.deepcopy(optimizer.state_dict())
+        for step in range(3):
+            model.backward(model.draw_gradients(step))
+            with monkeypatch.context() as patch:
+                if step == 2:
+                    patch.setattr(optimizer._engine, "finish_step", break_off)
+                    with pytest.raises(ZeroDivisionError):
+                        optimizer.step()
+                else:
+                    optimizer.step()
+        optimizer.load_state_dict(state)
+        assert_all_free(optimizer)
 
 
 @settings(max_examples=60, deadline=None)
@@ -225,6 +275,9 @@ def test_a_host_without_memory_to_spare_lets_no_gradient_wait(monkeypatch):
         config = ZenFlowConfig(**TINY)
         with closing(ZenFlowAdamW(OddShapes().parameters(), config=config)) as optimizer:
             plans.append(optimizer.memory)
+        config = dataclasses.replace(config, host_state="compact")
+        with closing(ZenFlowAdamW(OddShapes().parameters(), config=config)) as optimizer:
+            assert optimizer.memory.queue_depth == 4, "where it is a part of the result"
     assert [plan.queue_depth for plan in plans] == [1, 4]
     assert plans[0].host_bytes < plans[1].host_bytes
 
