@@ -102,10 +102,10 @@ def _rule_of(config: Mapping[str, Any]) -> str | None:
     rule = config["update_rule"]
     try:
         usual = ZenFlowConfig.preset(_RULES[rule], **{name: config[name] for name in _KEPT})
+        recorded = ZenFlowConfig.from_dict(config)
     except (KeyError, ConfigError):
         return None
-    is_known = config["topk_ratio"] < 1 and usual.to_dict() == dict(config)
-    return str(rule) if is_known else None
+    return str(rule) if recorded.topk_ratio < 1 and recorded == usual else None
 
 
 def _num_params(settings: TrainSettings) -> int:

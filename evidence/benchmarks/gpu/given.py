@@ -199,7 +199,7 @@ def train(
         assert isinstance(engine, Engine)
         engine.drain()
         splits = engine.layout.splits
-        return [{name: getattr(s.host, name).clone() for name in _STATE} for s in splits]
+        return [{name: getattr(s.host.state, name).clone() for name in _STATE} for s in splits]
 
 
 def wrong_bytes(ours: Sequence[dict[str, Tensor]], theirs: Sequence[dict[str, Tensor]]) -> int:

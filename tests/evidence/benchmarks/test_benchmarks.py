@@ -294,7 +294,10 @@ def test_the_hosts_arithmetic_is_left_out_where_only_the_engine_is_timed():
             model.loss(0).backward()
             optimizer.step()
             optimizer.synchronize()
-            return any(not torch.equal(a, h.exp_avg) for a, h in zip(before, hosts, strict=True))
+            return any(
+                not torch.equal(old, host.state.exp_avg)
+                for old, host in zip(before, hosts, strict=True)
+            )
 
         with step_overhead.idle_host():
             assert not moved_by_a_step()
