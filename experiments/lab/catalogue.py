@@ -54,6 +54,7 @@ _MODULES = {
     "hidden_machines": "evidence.studies.hidden_machines.study",
     "sst2": "evidence.studies.sst2.study",
     "small_data": "evidence.studies.small_data.study",
+    "host_state": "evidence.studies.host_state",
     **{f"{WHAT_IF}/{name}": "experiments.sweeps.studies" for name in _QUESTIONS},
 }
 """Module of each study, which exports it as STUDY, or several as STUDIES."""
