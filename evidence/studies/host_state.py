@@ -54,7 +54,7 @@ SETTINGS = (
     Setting("from scratch, long", SCRATCH, 1e-3, steps=2000),
     Setting("10.7M parameters", LARGER, 1e-3),
 )
-"""What is trained, the most telling first. The larger model has one seed."""
+"""Trainings, the most telling first. The larger model has one seed."""
 
 
 def _cells(scope: Scope) -> Sequence[Cell]:
