@@ -301,6 +301,8 @@ def fill_masters(split: SplitParam) -> None:
         split.important_columns
     ].float()
     own_IO = split.part.of(weight_IO, 1)
+    if own_IO.is_cpu:  # where torch gathers rows of a transposed view slowly
+        own_IO = own_IO.contiguous()
     for block in split.blocks:
         block.host.set_weights(own_IO[block.deferred_columns])
 

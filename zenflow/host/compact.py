@@ -110,7 +110,11 @@ class CompactState:
 
     def set_weights(self, weights: Tensor) -> None:
         """Take over weights, (R, O) in any dtype, rounded to nearest."""
-        self._set_weights(weights.to(torch.float32), NEAREST[0])
+        if weights.dtype == torch.bfloat16:
+            self.high.copy_(weights)
+            self.low.zero_()
+        else:
+            self._set_weights(weights.to(torch.float32), NEAREST[0])
 
     def set_moments(self, exp_avg: Tensor, exp_avg_sq: Tensor) -> None:
         """Take over moments, float32 (R, O), rounded to nearest."""
