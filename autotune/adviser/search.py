@@ -90,7 +90,7 @@ def update_share(knobs: Knobs, twin: Twin) -> float:
     return update / (intake + update)
 
 
-def _window_bytes(knobs: Knobs, twin: Twin) -> tuple[int, int]:
+def _window_bytes(knobs: Knobs, twin: Twin) -> tuple[float, float]:
     """Return the host's bytes of a deferred element in one window: of intake and of update."""
     return window_bytes(knobs.applied_to(twin.config), twin.workload.dtype_bytes)
 

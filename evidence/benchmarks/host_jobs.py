@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zenflow.host.jobs import AdamStep, CatchUpJob, HostJob, SumJob, Upload
+from zenflow.host.compact import CompactState
+from zenflow.host.jobs import AdamStep, CatchUpJob, CompactJob, HostJob, SumJob, Upload
 from zenflow.host.pool import HostPool
 
 COLUMNS = 4096
@@ -78,6 +79,23 @@ class State:
             active=self.active,
             steps=[replace(STEP, grad=grad) for grad in grads],
             upload=Upload(self.out, lead=1.0, step=STEP, repeats_last=True),
+        )
+
+    def compact(self, grads: Sequence[Tensor]) -> CompactJob:
+        """Return the same pass over compact state, in memory of its own."""
+        state = CompactState.zeros(self.rows, COLUMNS)
+        state.set_weights(self.master.data)
+        state.set_moments(self.grad.float(), self.grad.float().square())
+        plain = self.replay(grads)
+        return CompactJob(
+            state=state,
+            step=self.step.clone(),
+            active=self.active,
+            steps=plain.steps,
+            upload=plain.upload,
+            first=0,
+            stride=COLUMNS,
+            seed=0,
         )
 
     def grads(self, count: int) -> list[Tensor]:

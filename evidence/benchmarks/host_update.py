@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,36 @@ def cached_rate(threads: int, depth: int) -> float:
     return sum(depth * CACHED_PARAMS / (seconds - overhead) for seconds in busy)
 
 
+def coding_steps() -> dict[str, float]:
+    """Return the time in which a core codes compact state once, in steps and in seconds.
+
+    Of data in its cache, an element, without uploads: a pass over compact state takes as many
+    steps as one over float32 state, decodes before them and encodes behind. Both take turns, in
+    seconds of the thread alone, whoever else is at work.
+    """
+    pool = HostPool.open(0)
+    assert pool is not None
+    found: dict[int, list[float]] = {}
+    for depth in DEPTHS:
+        state = State(CACHED_PARAMS)
+        grads = state.grads(depth)
+        passes = [replace(job, upload=None) for job in (state.replay(grads), state.compact(grads))]
+        jobs = [job.encode() for job in passes]  # they hold addresses alone
+        bursts: list[list[float]] = [[], []]
+        for _ in range(41):
+            for job, own in zip(jobs, bursts, strict=True):
+                started = time.thread_time()
+                for _ in range(20):
+                    pool.run([job])
+                own.append((time.thread_time() - started) / 20 / CACHED_PARAMS)
+        found[depth] = [statistics.median(own) for own in bursts]
+    pool.close()
+    first, last = DEPTHS[0], DEPTHS[-1]
+    step = (found[last][0] - found[first][0]) / (last - first)
+    coding = statistics.median(compact - plain for plain, compact in found.values())
+    return {"coding_seconds": coding, "step_seconds": step, "coding_steps": coding / step}
+
+
 def measure(params: int, threads: int, repeats: int) -> dict[str, Any]:
     """Return the record of one number of threads."""
     torch.set_num_threads(threads)
@@ -105,6 +136,7 @@ def measure(params: int, threads: int, repeats: int) -> dict[str, Any]:
     record["cached_steps_per_second"] = {
         str(depth): cached_rate(threads, depth) for depth in DEPTHS
     }
+    record["compact_state"] = coding_steps()
     record["targets"] = verdicts(rows)
     return record
 
@@ -151,6 +183,11 @@ def show(record: dict[str, Any]) -> None:
             print(f"{aim}: {word} ({target['ratio']:.2f}{bounded})")
     for depth, cached in record["cached_steps_per_second"].items():
         print(bound(rows, int(depth), cached))
+    coding = record["compact_state"]
+    print(
+        f"compact state is coded in {1e9 * coding['coding_seconds']:.2f} ns a pass and element, "
+        f"{coding['coding_steps']:.2f} steps of {1e9 * coding['step_seconds']:.3f} ns"
+    )
 
 
 def bound(rows: dict[str, Any], depth: int, cached: float) -> str:

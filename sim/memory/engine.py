@@ -109,6 +109,9 @@ class EngineMemory:
         """Return one device's part, where several divide the work.
 
         What is kept for each column and row is the same on all of them.
+
+        Raises:
+            ConfigError: As `HostMemory.divided`.
         """
         if division.host == division.device == 1:
             return self
@@ -145,6 +148,16 @@ class EngineMemory:
         num_own = self.important + self.resident
         return replace(self, depth=self.host.depth_on(hardware, self.num_params, num_own, reserve))
 
+    def most_depth(self, hardware: HardwareProfile, reserve: float = 0.0) -> int:
+        """Return the largest depth up to the usual one that a machine's host has room for.
+
+        Args:
+            hardware: The machine.
+            reserve: Bytes of the host that have to stay free.
+        """
+        num_own = self.important + self.resident
+        return self.host.most_depth(hardware, self.num_params, num_own, reserve)
+
     def plan(self, *, has_ring: bool) -> MemoryPlan:
         """Return the engine's own plan.
 
@@ -166,6 +179,18 @@ class EngineMemory:
             + self.float_gradients
             + self.bank_temporaries,
         )
+
+
+def can_divide(
+    shapes: Sequence[Shape], config: ZenFlowConfig, dtype_bytes: int, division: Division
+) -> bool:
+    """Whether devices may share the host's state as a division says; arguments as elsewhere.
+
+    Only the groups of rows of compact state can't be cut.
+    """
+    if not config.is_compact:
+        return True
+    return engine_memory(shapes, config, dtype_bytes).host.cut_rows(division.host) is None
 
 
 def engine_memory(

@@ -20,6 +20,7 @@ from sim.models.activations import Activations
 from sim.models.workload import Workload
 from sim.simulate import Strategy
 from sim.timing.host_memory import PROCESS_BYTES
+from zenflow.errors import ConfigError
 
 Place = Literal["device", "host", "nvme"]
 
@@ -203,6 +204,8 @@ class MemoryNeed:
                 yield f"update_rule='exact' saves {gib(sizes['sums'])}"
             if "waiting gradients" in sizes:
                 yield f"queue_depth=1 saves {gib(sizes['waiting gradients'])}"
+            if (saved := self._saved_by_compact(hardware)) > 0:
+                yield f"host_state='compact' saves {gib(saved)}"
         if place == "device" and config is not None and config.topk_ratio == 1:
             yield "take a strategy that keeps optimizer state on the host"
         whole = {
@@ -211,6 +214,18 @@ class MemoryNeed:
             "nvme": "NVMe drives with at least {}",
         }[place]
         yield whole.format(gib(needed))
+
+    def _saved_by_compact(self, hardware: HardwareProfile) -> float:
+        """Return the bytes of the host that compact state would save; 0 where it can't be had."""
+        config = self.strategy.config
+        if config is None or not config.is_exact or config.is_compact:
+            return 0.0
+        changed = replace(config, host_state="compact", queue_depth=self.queue_depth)
+        try:
+            other = memory_of(self.workload, replace(self.strategy, config=changed), hardware)
+        except ConfigError:  # so many devices would cut groups of rows
+            return 0.0
+        return self.host_bytes - other.host_bytes
 
     def to_dict(self) -> dict[str, Any]:
         """Return totals, bytes per parameter, and every part."""
@@ -254,7 +269,8 @@ def memory_of(
             keeps up with backward.
 
     Raises:
-        ConfigError: The strategy is unknown, or the device has no peak for the workload's dtype.
+        ConfigError: The strategy is unknown, the device has no peak for the workload's dtype, or
+            devices would cut the groups of rows of compact state.
 
     Examples:
         A 7B model's AdamW states don't fit a device of 80 GB; on the host they do.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from sim.memory.engine import EngineMemory
 
 _STATES = 12
-"""Bytes of an element's master and moments in float32."""
+"""Bytes of an element's master and moments in float32, as the device has them."""
 _FLOAT = 4
 
 
@@ -25,8 +25,8 @@ def checkpoint_bytes(memory: EngineMemory, *, by_ranks: bool = False) -> int:
     """
     if by_ranks:
         return _full_bytes(memory)
-    deferred = memory.deferred * _bytes_of_deferred(memory)
-    return round(_STATES * memory.num_params + deferred) + memory.saved_vectors
+    own = _STATES * (memory.num_params - memory.deferred) + memory.host.state
+    return round(own + memory.deferred * _bytes_of_deferred(memory)) + memory.saved_vectors
 
 
 def _bytes_of_deferred(memory: EngineMemory) -> float:
@@ -47,5 +47,6 @@ def _full_bytes(memory: EngineMemory) -> int:
     model = memory.num_params * size
     masters = _FLOAT if size < _FLOAT else 0  # float32 ones of residents are the model's
     residents = memory.resident * (2 * _FLOAT + masters)
-    split = _STATES * memory.split + 2 * size * memory.deferred + memory.host.sums
-    return model + residents + split + memory.saved_vectors
+    important = _STATES * memory.important
+    deferred = memory.host.state + 2 * size * memory.deferred + memory.host.sums
+    return model + residents + important + deferred + memory.saved_vectors

@@ -69,7 +69,8 @@ class ExactIntake(AbstractIntake):
         self._free = float(plan.pool)
         self._waiting = [0] * len(plan.blocks)
         counts = range(plan.depth + 1)
-        self._costs = [replayed(count, self._size) for count in counts]
+        host_state = plan.config.host_state
+        self._costs = [replayed(count, self._size, host_state) for count in counts]
         self._ends = [
             ended(plan.config, self._size, waiting=count, is_direct=False) for count in counts
         ]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from sim.hardware.profile import HardwareProfile
 from zenflow.config import ZenFlowConfig
+from zenflow.errors import ConfigError
+from zenflow.host_state import GROUP, state_bytes
 from zenflow.rule.blocks import BlockShape
 from zenflow.rule.calendar import WindowCalendar
 from zenflow.rule.sizes import pool_bytes, queue_depth
@@ -29,8 +32,8 @@ class HostMemory:
     """Settings of the update rule."""
     deferred: int
     """Number of elements that the host owns."""
-    columns: int
-    """Number of columns that the host owns."""
+    matrices: tuple[tuple[int, int], ...]
+    """Number of columns that the host owns, and of their rows, of each split matrix."""
     staging: int
     """Pinned bytes of one step's gradients."""
     upload_buffer: int
@@ -39,9 +42,16 @@ class HostMemory:
     """Number of upload buffers."""
 
     @property
+    def columns(self) -> int:
+        """Number of columns that the host owns."""
+        return sum(count for count, _ in self.matrices)
+
+    @property
     def state(self) -> int:
-        """Bytes of masters and both moments, float32."""
-        return 3 * _FLOAT * self.deferred
+        """Bytes of masters and both moments."""
+        if not self.config.is_compact:
+            return 3 * _FLOAT * self.deferred
+        return sum(state_bytes("compact", *shape) for shape in self.matrices)
 
     @property
     def steps(self) -> int:
@@ -60,11 +70,31 @@ class HostMemory:
         """Return one device's part, where several share the deferred elements evenly.
 
         A column has a step count on each of them, as its rows may be divided.
+
+        Raises:
+            ConfigError: Rows of compact state that share an exponent would be divided.
         """
+        if self.config.is_compact and (rows := self.cut_rows(parts)) is not None:
+            raise ConfigError(
+                f"host_state='compact' needs a multiple of {GROUP} rows of a matrix on each of "
+                f"{parts} devices, but {rows:,} rows are {-(-rows // parts):,} on a device: use "
+                "host_state='float32', or another number of devices"
+            )
         deferred, staging, upload = (
             -(-size // parts) for size in (self.deferred, self.staging, self.upload_buffer)
         )
-        return replace(self, deferred=deferred, staging=staging, upload_buffer=upload)
+        matrices = tuple((count, -(-rows // parts)) for count, rows in self.matrices)
+        return replace(
+            self, deferred=deferred, matrices=matrices, staging=staging, upload_buffer=upload
+        )
+
+    def cut_rows(self, parts: int) -> int | None:
+        """Return the rows of the first matrix that so many parts would cut within a group of 64.
+
+        None if there is no such matrix.
+        """
+        each = {rows: -(-rows // parts) for _, rows in self.matrices}
+        return next((rows for rows, own in each.items() if own < rows and own % GROUP), None)
 
     def pool(self, depth: int) -> int:
         """Return the pinned bytes in which gradients queue beside staging."""
@@ -79,6 +109,8 @@ class HostMemory:
         if not self.config.is_exact:
             return 1
         spare = spare_bytes / self.staging if self.staging else 0.0
+        if self.config.is_compact:  # there it is part of the result, which no memory may change
+            spare = math.inf
         return queue_depth(self.config.queue_depth, self.config.update_interval, spare)
 
     def depth_on(
@@ -94,29 +126,46 @@ class HostMemory:
             num_own: Number of elements that the device owns.
             reserve: Bytes of the host that have to stay free.
         """
+        free = self._free(hardware, num_params, num_own)
+        spare = min(_SPARE_SHARE * free, max(0.0, free - reserve))
+        return self.depth(spare / hardware.num_devices)
+
+    def most_depth(
+        self, hardware: HardwareProfile, num_params: int, num_own: int, reserve: float = 0.0
+    ) -> int:
+        """Return the largest depth, up to the usual one, that a machine has room for.
+
+        It is for plans of compact state, whose depth the engine takes from its configuration
+        alone. Arguments are as in `depth_on`.
+        """
+        spare = max(0.0, self._free(hardware, num_params, num_own) - reserve)
+        pools = spare / hardware.num_devices / self.staging if self.staging else math.inf
+        return queue_depth(self.config.queue_depth, self.config.update_interval, pools)
+
+    def _free(self, hardware: HardwareProfile, num_params: int, num_own: int) -> float:
+        """Return the bytes of a host that all engines' states leave free."""
         held = self.state + self.sums + self.steps + self.staging
         held += self.upload_buffer * self.num_uploads
         own = float(held) + PROCESS_BYTES
         if hardware.device.is_cpu:  # weights, and what it updates itself, are there as well
             size = self.staging / self.deferred if self.deferred else 0.0
             own += size * num_params + 3 * _FLOAT * num_own
-        count = hardware.num_devices
-        free = max(0.0, hardware.host.dram_bytes.value - count * own)
-        return self.depth(min(_SPARE_SHARE * free, max(0.0, free - reserve)) / count)
+        return max(0.0, hardware.host.dram_bytes.value - hardware.num_devices * own)
 
 
 def host_memory(
     blocks: Sequence[BlockShape], config: ZenFlowConfig, dtype_bytes: int
 ) -> HostMemory:
     """Return the memory on the host of an engine with these blocks."""
-    packed: Counter[int] = Counter()
+    columns: Counter[tuple[int, int]] = Counter()
     for block in blocks:
-        packed[block.matrix] += block.deferred_elements * dtype_bytes
+        columns[block.matrix, block.num_rows] += block.num_deferred
+    matrices = tuple((count, rows) for (_, rows), count in columns.items())
     return HostMemory(
         config=config,
         deferred=sum(block.deferred_elements for block in blocks),
-        columns=sum(block.num_deferred for block in blocks),
-        staging=sum(_aligned(size) for size in packed.values()),
+        matrices=matrices,
+        staging=sum(_aligned(count * rows * dtype_bytes) for count, rows in matrices),
         upload_buffer=_upload_buffer(blocks, config, dtype_bytes),
         num_uploads=config.effective_lag() if config.rolling else 1,
     )

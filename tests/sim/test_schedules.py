@@ -16,6 +16,7 @@ from sim.schedules.systems.deepspeed_zero_offload import RELEASED, host_seconds,
 from sim.simulate import STRATEGIES, SYSTEMS, Strategy, simulate
 from sim.timing.block_plan import BlockPlan
 from sim.timing.costs import costs_of
+from sim.timing.host_passes import CODING_STEPS, HostPass, window_passes
 from sim.timing.phases import costs_of_phases
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
@@ -184,6 +185,38 @@ def test_arithmetic_bounds_a_pass_over_many_gradients():
     for depth, work in ((4, 80), (2, 2 * 40), (1, 3 * 26 + 28)):
         knobs = {"min_split_elements": 0, "queue_depth": depth}
         assert step(found, "zenflow", **knobs) == pytest.approx(work * each, rel=1e-3)
+
+
+def test_compact_state_moves_fewer_bytes_and_is_coded_once_in_a_pass():
+    found = costs(update=300.0)
+    each = 0.9 * 300 / 28 / 4
+
+    def zenflow(**knobs):
+        return step(found, "zenflow", min_split_elements=0, host_state="compact", **knobs)
+
+    # Where memory binds: 5 bytes and two exponents of 64 elements, read and written.
+    state = 2 * (5 + 2 / 64)
+    assert zenflow() == pytest.approx((state + 10) * each, rel=1e-3)
+    assert zenflow(queue_depth=1) == pytest.approx((4 * (state + 2) + 2) * each, rel=1e-3)
+    # Where arithmetic does, a step taking as long as 40 bytes.
+    rate = found.hardware.host.core_bandwidth.value / 40
+    found = replace(found, hardware=found.hardware.with_values({"host.core_update": rate}))
+    for depth in (1, 2, 4):
+        work = 40 * (4 + CODING_STEPS * 4 / depth)
+        assert zenflow(queue_depth=depth) == pytest.approx(work * each, rel=1e-3)
+
+
+@pytest.mark.parametrize("window", [1, 4, 7])
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_a_window_of_compact_state_has_fewer_bytes_and_no_less_arithmetic(depth, window):
+    sizes = 2, min(depth, window)
+    plain, compact = (
+        sum(window_passes(ZenFlowConfig(host_state=name, update_interval=window), *sizes),
+            start=HostPass())
+        for name in ("float32", "compact")
+    )  # fmt: skip
+    assert compact.num_bytes < plain.num_bytes
+    assert compact.steps > plain.steps == window
 
 
 def test_a_full_pool_makes_room_by_a_pass_over_what_waits():

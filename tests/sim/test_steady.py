@@ -35,8 +35,10 @@ knobs = st.fixed_dictionaries({
 })  # fmt: skip
 strategies = st.one_of(
     st.builds(
-        lambda given, depth: Strategy.of("zenflow", queue_depth=depth, **given),
-        knobs, st.sampled_from([None, 1, 2]),
+        lambda given, depth, host_state: Strategy.of(
+            "zenflow", queue_depth=depth, host_state=host_state, **given
+        ),
+        knobs, st.sampled_from([None, 1, 2]), st.sampled_from(["float32", "compact"]),
     ),
     st.builds(lambda given: Strategy.of("zenflow_paper", **given), knobs),
     st.sampled_from([Strategy.of(name) for name in ("zero_offload", "delayed", "on_device")]),

@@ -12,7 +12,7 @@ from sim.models.activations import Activations
 from sim.models.table import find_model
 from sim.models.work import Work
 from sim.models.workload import Workload
-from sim.simulate import STRATEGIES, Strategy
+from sim.simulate import STRATEGIES, Strategy, simulate
 from sim.timing.block_plan import BlockPlan
 from sim.timing.costs import costs_of
 from sim.timing.division import PARALLELS, Division
@@ -35,6 +35,9 @@ CONFIGS = {
     "no queue": {"preset": "zenflow", "queue_depth": 1},
     "no overlap": {"preset": "zenflow", "overlap_step": False},
     "in turn": {"preset": "zenflow", "overlap_step": False, "update_interval": 1},
+    "compact": {"preset": "zenflow", "host_state": "compact"},
+    "compact, odd rows": {"preset": "zenflow", "host_state": "compact", "min_split_elements": 16},
+    "compact, no queue": {"preset": "zenflow", "host_state": "compact", "queue_depth": 1},
     "paper, S = 1": {"preset": "zenflow_paper", "update_interval": 1},
     "paper, no overlap": {"preset": "zenflow_paper", "overlap_step": False},
 }
@@ -267,6 +270,33 @@ def test_several_devices_share_the_hosts_part_of_the_engine_and_the_other_system
     assert states[0]["optimizer state"] == pytest.approx(4 * states[1]["optimizer state"])
 
 
+def test_the_depth_of_compact_state_is_no_matter_of_memory():
+    work, machine = llama_7b(), a100()
+    for room in (1e9, machine.host.dram_bytes.value):
+        own = machine.with_values({"host.dram_bytes": room})
+        depths = [
+            memory_of(work, Strategy.of("zenflow", host_state="compact", **more), own).queue_depth
+            for more in ({}, {"update_interval": 2}, {"queue_depth": 3})
+        ]
+        assert depths == [4, 2, 3]
+
+
+@pytest.mark.parametrize("parallel", PARALLELS)
+def test_devices_that_would_cut_a_group_of_compact_rows_are_refused(parallel):
+    """Qwen2.5-0.5B has 151,936 rows of embeddings: 2374 groups of 64, two halves and no thirds."""
+    strategy = Strategy.of("zenflow", host_state="compact", parallel=parallel)
+    work = Workload.of_config(*find_model("qwen2.5-0.5b"))
+    shares = [
+        parts_of(memory_of(work, strategy, a100(count)), "pageable")["optimizer state"]
+        for count in (1, 2)
+    ]
+    assert shares[0] == shares[1], "two devices of one host share one state"
+    for refuses in (memory_of, lambda *case: simulate(costs_of(case[0], case[2]), case[1])):
+        with pytest.raises(ConfigError, match=r"multiple of 64 rows .* each of 4 devices"):
+            refuses(work, strategy, a100(4))
+    memory_of(work, replace(strategy, config=ZenFlowConfig()), a100(4))
+
+
 # ---- other systems ------------------------------------------------------------------------------
 
 
@@ -358,6 +388,27 @@ def test_a_shortfall_names_place_need_room_and_what_to_change():
     assert "at least 43.2 GiB" in str(device) or "a device with at least" in str(device)
     assert "of host memory" in str(shortfalls["host"])
     assert not memory_of(work, "zenflow", a100()).fits(a100())
+
+
+def test_compact_state_is_a_remedy_and_saves_what_it_says():
+    machine = find_machine("rtx5090-desktop")
+    work = Workload.of_config(*find_model("llama-3.1-8b"), checkpointing=True)
+    machine = machine.with_values({"host.dram_bytes": 64 << 30})
+
+    def short(**settings):
+        return memory_of(work, Strategy.of("zenflow", **settings), machine)
+
+    plain = short()
+    (told,) = plain.fits(machine)
+    other = short(host_state="compact", queue_depth=plain.queue_depth)
+    saved = (plain.host_bytes - other.host_bytes) / 2**30
+    assert f"host_state='compact' saves {saved:.3g} GiB" in str(told)
+    assert not other.fits(machine)
+    (told,) = short(host_state="compact").fits(machine)
+    assert "queue_depth=1 saves" in str(told)
+    assert "host_state" not in str(told)
+    (told,) = short(update_rule="published").fits(machine)
+    assert "host_state" not in str(told), "that rule has none"
 
 
 def test_more_room_than_needed_and_just_enough_fit():

@@ -190,7 +190,15 @@ def weighed(rank, mesh, folder):
             process_group=parallel.process_group,
         )
         with closing(optimizer):
-            return {**found, "ring": optimizer.memory}
+            found["ring"] = optimizer.memory
+    optimizer = ZenFlowAdamW(
+        model.parameters(),
+        config=ZenFlowConfig(host_state="compact"),
+        host_threads=1,
+        process_group=parallel.process_group,
+    )
+    with closing(optimizer):
+        return {**found, "compact": optimizer.memory}
 
 
 def worked(rank, mesh, folder):

@@ -173,9 +173,11 @@ def test_a_rank_has_its_share_of_memory_and_traffic(num_ranks, two, four):
     division = Division.of("ddp", num_ranks)
     kept = engine_memory(shapes, config, 4).divided(division).plan(has_ring=False)
     sent = engine_memory(shapes, ZenFlowConfig(), 4).divided(division).plan(has_ring=True)
+    compact = engine_memory(shapes, ZenFlowConfig(host_state="compact"), 4).divided(division)
     for rank in two if num_ranks == 2 else four:
         own = rank["weigh"]
         assert (own["memory"], own["ring"]) == (kept, sent), "not what the simulator says"
+        assert own["compact"] == compact.plan(has_ring=False)
         assert own["memory"].host_bytes == pytest.approx(memory.host_bytes / num_ranks, rel=0.05)
         assert own["memory"].pinned_bytes * num_ranks == memory.pinned_bytes
         assert own["d2h_bytes"] * num_ranks == report.d2h_bytes > 0
