@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from experiments.training.parts.ranks.ranks import ALONE, Ranks
@@ -28,7 +29,8 @@ def check_host_memory(
     """Refuse a run whose optimizer can't have the memory that it allocates at once.
 
     Only what is sure is counted, states and staging: activations and gradients may still be too
-    much.
+    much. Gradients that wait are counted where the configuration says how many; otherwise they
+    take what memory is left.
 
     Args:
         model: With its parameters where they will be trained.
@@ -39,16 +41,31 @@ def check_host_memory(
     Raises:
         ConfigError: There is not as much; the message says how much and what limits it.
     """
-    plan = memory_of_engine(model, config).plan(has_ring=not on_cpu)
-    on_device = plan.device_extra_bytes if on_cpu else 0
-    if ranks.parallel == "ddp":  # where each device has all of its part
-        on_device *= ranks.count
-    needed = (plan.host_bytes + on_device) * ranks.place.local_count // ranks.count
+    needed = _least_bytes(model, config, on_cpu=on_cpu, ranks=ranks)
     free, limit = free_bytes()
     ranks.collect(None)  # nobody allocates before all have looked
     if needed > free:
+        remedy = ""
+        if config.is_exact and not config.is_compact:
+            small = replace(config, host_state="compact", queue_depth=1)
+            least = _least_bytes(model, small, on_cpu=on_cpu, ranks=ranks)
+            if least <= free:
+                remedy = (
+                    f"; --host-state compact --queue-depth 1 needs {least / 1e9:.1f} GB, and is "
+                    "AdamW within rounding"
+                )
         raise ConfigError(
             f"the optimizer needs {needed / 1e9:.1f} GB of host memory, and {limit} leaves "
             f"{max(0.0, free) / 1e9:.1f} GB: free some, raise the limit, or train a smaller model "
-            "(zenflow plan says what a machine can do)"
+            f"(zenflow plan says what a machine can do){remedy}"
         )
+
+
+def _least_bytes(model: nn.Module, config: ZenFlowConfig, *, on_cpu: bool, ranks: Ranks) -> int:
+    """Return the bytes that the ranks of this machine allocate on the host at least."""
+    own = memory_of_engine(model, config)
+    plan = replace(own, depth=own.host.depth(0.0)).plan(has_ring=not on_cpu)
+    on_device = plan.device_extra_bytes if on_cpu else 0
+    if ranks.parallel == "ddp":  # where each device has all of its part
+        on_device *= ranks.count
+    return (plan.host_bytes + on_device) * ranks.place.local_count // ranks.count

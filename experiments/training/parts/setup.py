@@ -260,6 +260,8 @@ def describe(setup: RunSetup) -> str:
         f"{setup.total_steps} steps of {settings.batch_size * settings.grad_accum} x "
         f"{settings.sequence} tokens on {setup.device}"
     )
+    if setup.config.is_compact:
+        about += ", with compact host state: AdamW within rounding"
     ranks = setup.ranks
     if ranks.are_several:
         about += f", shared by {ranks.count} ranks ({ranks.parallel})\n{told(setup.cores)}"

@@ -15,6 +15,9 @@ from experiments.training.parts.ranks.ranks import Ranks
 from zenflow.errors import CheckpointError
 from zenflow.optimizer import ZenFlowAdamW
 
+_MASTERS = {"master", "master_high"}
+"""Names of a state's tensors of which an entry with masters has one."""
+
 
 def save_run(
     folder: Path,
@@ -84,7 +87,7 @@ def model_part(
         The rest as "model", and dtype and shape by name of what was left out as "model_left_out".
     """
     params = [param for group in optimizer.param_groups for param in group["params"]]
-    known = {id(params[number]) for number, entry in entries.items() if "master" in entry}
+    known = {id(params[number]) for number, entry in entries.items() if _MASTERS & entry.keys()}
     kept, left_out = {}, {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) in known:

@@ -13,14 +13,24 @@ MOST_SHARE = 0.05
 """Share of the run's time that saves by the clock may take: a large state is saved less often."""
 
 
+COMPACT_STEPS = 500
+"""Steps between saves of compact host state where nothing is said."""
+
+
 class SavePace:
-    """Says when a save is due: every so many steps, every so many minutes, or both."""
+    """Says when a save is due: every so many steps, every so many minutes, or both.
+
+    A save has the host apply all gradients that wait, and compact state is rounded then. So that a
+    run does not depend on the clock, compact state is saved by steps alone.
+    """
 
     @classmethod
     def of(cls, settings: TrainSettings) -> SavePace:
         """Return the pace that a run's settings ask for."""
         if not settings.checkpoint:
             return cls(0, 0)
+        if settings.knobs.get("host_state") == "compact":
+            return cls(settings.save_every or COMPACT_STEPS, 0)
         return cls(settings.save_every, settings.save_minutes)
 
     def __init__(

@@ -69,14 +69,27 @@ def test_a_limit_of_the_shell_counts():
     assert done.returncode == 0, done.stderr
 
 
+COUNTED = [
+    ("on_device", {}),
+    ("zero_offload", {}),
+    ("zenflow_paper", {}),
+    ("zenflow", {"queue_depth": 3}),
+    ("zenflow", {"host_state": "compact"}),
+    ("zenflow", {"host_state": "compact", "queue_depth": 2}),
+]
+
+
+def small(tmp_path, **settings):
+    data = str(write_text(tmp_path / "a.txt"))
+    return TrainSettings(model="own:small", data=data, sequence=32, device="cpu", **settings)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("strategy", ["on_device", "zero_offload", "zenflow_paper", "zenflow"])
-def test_what_is_counted_is_what_the_optimizer_takes(strategy, dtype, tmp_path, monkeypatch):
-    settings = TrainSettings(
-        model="own:small", data=str(write_text(tmp_path / "a.txt")), strategy=strategy,
-        sequence=32, device="cpu", dtype=dtype,
-    )  # fmt: skip
-    setup = build_setup(settings)
+@pytest.mark.parametrize(("strategy", "knobs"), COUNTED, ids=str)
+def test_what_is_counted_is_what_the_optimizer_takes(
+    strategy, knobs, dtype, tmp_path, monkeypatch
+):
+    setup = build_setup(small(tmp_path, strategy=strategy, knobs=knobs, dtype=dtype))
     optimizer = make_optimizer(setup)
     plan = optimizer.memory
     optimizer.close()
@@ -86,6 +99,31 @@ def test_what_is_counted_is_what_the_optimizer_takes(strategy, dtype, tmp_path, 
     monkeypatch.setattr(memory_check, "free_bytes", lambda: (float(taken - 1), "a test"))
     with pytest.raises(ConfigError, match="a test leaves"):
         check_host_memory(setup.model, setup.config, on_cpu=True)
+
+
+def test_a_run_that_fits_with_fewer_waiting_gradients_is_not_refused(tmp_path, monkeypatch):
+    setup = build_setup(small(tmp_path))
+    shallow = build_setup(small(tmp_path, knobs={"queue_depth": 1}))
+    optimizer = make_optimizer(shallow)
+    least = optimizer.memory.host_bytes + optimizer.memory.device_extra_bytes
+    optimizer.close()
+    monkeypatch.setattr(memory_check, "free_bytes", lambda: (float(least), "a test"))
+    check_host_memory(setup.model, setup.config, on_cpu=True)
+
+
+def test_what_fits_with_compact_state_alone_is_told_so(tmp_path, monkeypatch):
+    setup = build_setup(small(tmp_path))
+    compact = build_setup(small(tmp_path, knobs={"host_state": "compact", "queue_depth": 1}))
+    optimizer = make_optimizer(compact)
+    least = optimizer.memory.host_bytes + optimizer.memory.device_extra_bytes
+    optimizer.close()
+    for free, is_told in ((least, True), (least - 1, False)):
+        monkeypatch.setattr(memory_check, "free_bytes", lambda free=free: (float(free), "a test"))
+        with pytest.raises(ConfigError, match="a test leaves") as refused:
+            check_host_memory(setup.model, setup.config, on_cpu=True)
+        assert ("--host-state compact --queue-depth 1" in str(refused.value)) == is_told
+    monkeypatch.setattr(memory_check, "free_bytes", lambda: (float(least), "a test"))
+    check_host_memory(compact.model, compact.config, on_cpu=True)
 
 
 def test_what_stays_on_a_gpu_is_not_the_hosts(monkeypatch):

@@ -55,6 +55,16 @@ def test_by_default_a_save_is_due_every_ten_minutes():
     assert due == [10, 20, 30]
 
 
+def test_compact_state_is_saved_by_steps_whatever_the_clock_says():
+    compact = {"host_state": "compact"}
+    pace = SavePace.of(TrainSettings(knobs=compact, save_minutes=1e-9))
+    assert [step for step in range(1, 1001) if pace.is_due(step)] == [500, 1000]
+    pace = SavePace.of(TrainSettings(knobs=compact, save_every=3))
+    assert [step for step in range(1, 8) if pace.is_due(step)] == [3, 6]
+    assert SavePace.of(TrainSettings(save_minutes=1e-9)).is_due(1)
+    assert not SavePace.of(TrainSettings(knobs=compact, checkpoint=False)).is_due(500)
+
+
 def test_saves_that_take_long_are_made_less_often():
     clock = Clock()
     pace, spent = SavePace(0, 10, clock), 0.0

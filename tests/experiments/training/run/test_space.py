@@ -42,10 +42,16 @@ SETTINGS = [
     ("zenflow", {"topk_ratio": 1.0}),
     ("zenflow", {"update_interval": 1}),
     ("zenflow", {"overlap_step": False}),
+    ("zenflow", {"host_state": "compact"}),
     ("zenflow_paper", {}),
     ("zenflow_paper", {"overlap_step": False}),
 ]
-HALF = [("on_device", {}), ("zenflow", {"topk_ratio": 0.1}), ("zenflow_paper", {})]
+HALF = [
+    ("on_device", {}),
+    ("zenflow", {"topk_ratio": 0.1}),
+    ("zenflow", {"host_state": "compact"}),
+    ("zenflow_paper", {}),
+]
 """Those with a state of their own each: their weights are also tried in half precision."""
 
 
