@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sim.hardware.profile import HardwareProfile
+from sim.memory.engine import can_divide
 from sim.models.recomputation import Recomputation
 from sim.models.workload import Workload
 from sim.planning.grid import fewer_tokens
 from sim.planning.options import Option, Planner, default_reserve
 from sim.planning.search import Search
 from sim.timing.division import Division
-from zenflow.config import PRESETS
+from zenflow.config import PRESETS, ZenFlowConfig
 
 _FASTER = 1.03
 """Speed-up from which a riskier option is worth naming."""
@@ -98,9 +99,24 @@ class Chooser:
             if like is None
             else like.planners
         )
+        if (knobs or {}).get("host_state") == "compact":
+            self.planners = {n: own for n, own in self.planners.items() if self._can_be_compact(n)}
         # Steps to look at, those with most tokens first; none where weights exceed the device.
         is_hopeless = is_too_large(workload, hardware, parallel)
         self.works = [] if is_hopeless else [workload, *fewer_tokens(workload)]
+
+    def _can_be_compact(self, count: int) -> bool:
+        """Whether so many devices may share compact state."""
+        shapes = [parameter.shape for parameter in self.workload.parameters]
+        config = ZenFlowConfig(host_state="compact")
+        division = Division.of(self._settings["parallel"], count)
+        return can_divide(shapes, config, self.workload.dtype_bytes, division)
+
+    def compact(self) -> Chooser:
+        """Return the chooser of the same step with compact state on the host."""
+        knobs = {**(self._settings["knobs"] or {}), "host_state": "compact"}
+        settings = {**self._settings, "knobs": knobs}
+        return Chooser(self.workload, self.hardware, reserve=self.reserve, **settings)
 
     def search(self, count: int, workload: Workload) -> Search:
         """Return the search for a step's tokens on so many devices."""
@@ -174,7 +190,7 @@ class Chooser:
     def _on_all_or_one(self, works: Sequence[Workload]) -> Iterator[Search]:
         """Yield the searches on all devices and on one."""
         for work in works:
-            for count in dict.fromkeys((self.hardware.total_devices, 1)):
+            for count in dict.fromkeys((max(self.planners), 1)):
                 yield self.search(count, work)
 
     def riskier(self, choice: Choice) -> Option | None:

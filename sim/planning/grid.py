@@ -87,15 +87,18 @@ def strategies(
 
     Args:
         names: Presets.
-        knobs: Settings of the update rule that are held.
+        knobs: Settings of the update rule that are held. The format of the host's state is that of
+            zenflow alone: other presets are there for AdamW exactly, or to compare with.
         releases: Whether gradients may leave during backward.
     """
+    others = {key: value for key, value in knobs.items() if key != "host_state"}
     for name in names:
         default = ZenFlowConfig.preset(name)
         grid = [(k, interval) for k in KS for interval in INTERVALS] if name == "zenflow" else []
         tried: dict[tuple[Any, ...], dict[str, Any]] = {}
         for k, interval in grid or [(default.topk_ratio, default.update_interval)]:
-            chosen = {"topk_ratio": k, "update_interval": interval, **knobs}
+            held = knobs if name == "zenflow" else others
+            chosen = {"topk_ratio": k, "update_interval": interval, **held}
             tried[tuple(chosen.values())] = chosen
         for chosen in tried.values():
             changed = {key: v for key, v in chosen.items() if v != getattr(default, key)}

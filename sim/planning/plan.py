@@ -22,6 +22,7 @@ from sim.planning.improvements import Improvement, faster_parts, more_memory
 from sim.planning.options import Option
 from sim.planning.rules import EXACT
 from sim.simulate import STRATEGIES, SYSTEMS, Strategy
+from zenflow.host_state import HostState
 
 DRAWS = 100
 """Number of draws of the machine's quantities for an interval."""
@@ -61,6 +62,10 @@ class Plan:
     """Interval of the shown option's tokens per second; None if no draws were asked for."""
     improvements: tuple[Improvement, ...]
     """Changes of the machine that would help, those to make first at the front."""
+    without_compact: tuple[Improvement, ...] | None = None
+    """Changes of the machine with which float32 state on the host would fit.
+
+    None unless compact state was tried because nothing else fits."""
     largest: str | None = None
     """Largest model of the table that one device trains; None unless this one's weights exceed a
     device."""
@@ -112,6 +117,9 @@ class Plan:
             "per_devices": [option.to_dict() for option in self.per_devices],
             "options": [option.to_dict() for option in self.options],
             "improvements": [item.to_dict() for item in self.improvements],
+            "without_compact": None
+            if self.without_compact is None
+            else [item.to_dict() for item in self.without_compact],
         }
 
 
@@ -126,6 +134,7 @@ def plan(
     parallel: str = "ddp",
     reshards: bool = True,
     options: Mapping[str, Any] | None = None,
+    host_state: HostState | None = None,
 ) -> Plan:
     """Return the setting to use for a workload on a machine, and the alternatives.
 
@@ -140,6 +149,8 @@ def plan(
         parallel: How devices share the model, one of `sim.timing.division.PARALLELS`.
         reshards: Whether sharded weights are dropped behind forward.
         options: Options of other systems, of which each takes those that it has.
+        host_state: Format of the host's weights and moments under zenflow. None is float32, and
+            compact where nothing may fit with that.
 
     Raises:
         ConfigError: A strategy is unknown, or the device has no peak for the workload's dtype.
@@ -164,7 +175,15 @@ def plan(
         workload, hardware, names=presets, checkpointing=checkpointing, reserve=reserve,
         parallel=parallel, reshards=reshards,
     )  # fmt: skip
-    choice = chooser.choose()
+    if host_state == "compact":
+        chooser = chooser.compact()
+    choice, without_compact = chooser.choose(), None
+    if choice.shown is None and host_state is None and "zenflow" in presets:
+        compact = chooser.compact()
+        found = compact.choose()
+        if found.shown is not None:
+            without_compact = tuple(_Beside(chooser, choice).improvements(presets, parallel))
+            chooser, choice = compact, found
     beside = _Beside(chooser, choice)
     return Plan(
         workload=workload,
@@ -179,6 +198,7 @@ def plan(
         tight=chooser.riskier(choice),
         interval=_interval(choice, draws),
         improvements=tuple(beside.improvements(presets, parallel)),
+        without_compact=without_compact,
         largest=beside.largest(),
     )
 
@@ -200,7 +220,7 @@ class _Beside:
         """Yield the best option of each strategy, on as many devices as the one that is shown."""
         search = self._choice.search
         if search is None:
-            count = self._chooser.hardware.total_devices
+            count = max(self._chooser.planners)
             search = self._chooser.search(count, self._chooser.workload)
         shown = self._choice.shown
         for name in presets:
@@ -226,7 +246,7 @@ class _Beside:
         chooser = self._chooser
         works = chooser.works or [chooser.workload]
         # What one device needs, or where they share the model all of them.
-        count = chooser.hardware.total_devices if parallel == "fsdp" else 1
+        count = max(chooser.planners) if parallel == "fsdp" else 1
         yield from more_memory([chooser.search(count, work) for work in works], presets)
 
     def largest(self) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sim.simulate import Strategy
+from zenflow.config import ZenFlowConfig
 
 WORTH = 1.1
 """Speed-up that a rule must bring to be preferred to one that is nearer to AdamW by 1."""
@@ -44,6 +45,14 @@ BASELINES = tuple(name for name, rule in PRESET_RULES.items() if rule.is_baselin
 """Presets to compare with."""
 
 
+_ROUNDED = "the host's state is rounded at random, to 24 bits and 8: within rounding of AdamW"
+
+
+def rounds(config: ZenFlowConfig) -> bool:
+    """Whether any state is rounded to fewer bytes than AdamW's."""
+    return config.is_compact and config.topk_ratio < 1
+
+
 def rule_of(strategy: Strategy) -> str:
     """Return a strategy's rule in words."""
     config = strategy.config
@@ -54,19 +63,20 @@ def rule_of(strategy: Strategy) -> str:
         return f"{system.rule.removesuffix(' exactly')}, without float32 masters"
     if strategy.name == "zenflow" and not config.is_exact:
         return PRESET_RULES["zenflow_paper"].words
-    return PRESET_RULES[strategy.name].words
+    words = PRESET_RULES[strategy.name].words
+    return f"{words.removesuffix(' exactly')}; {_ROUNDED}" if rounds(config) else words
 
 
 def distance(strategy: Strategy) -> int:
     """Return the distance of a preset's rule from AdamW: 0 is AdamW itself.
 
-    Longer windows are farther; so are no columns on the device at all.
+    Longer windows are farther; so are no columns on the device at all, and state that is rounded.
     """
     config = strategy.config
     assert config is not None
     if strategy.name == "zenflow" and not config.is_exact:
         return PRESET_RULES["zenflow_paper"].distance
-    far = PRESET_RULES[strategy.name].distance
+    far = PRESET_RULES[strategy.name].distance + rounds(config)
     if strategy.name != "zenflow":
         return far
     far += max(0, (config.update_interval - 1).bit_length() - 2)  # 4 steps are the default

@@ -219,7 +219,8 @@ class Search:
         """Return the memory that a setting needs; arguments are as in `best`.
 
         Its strategy says how many gradients wait on the host where the engine, which knows of no
-        reserve, would let more of them wait.
+        reserve, would let more of them wait. With compact state the engine knows of no memory
+        either.
         """
         machine = hardware or self.planner.hardware
         kept = self.planner.reserve if reserve is None else reserve
@@ -227,6 +228,8 @@ class Search:
         assert config is not None
         own = self._memory(item.strategy, machine)
         depth = own.on(machine, kept).depth
+        if config.is_compact:
+            depth = own.most_depth(machine, kept)
         is_usual = own.on(machine).depth == depth
         key = (item, depth, is_usual)
         if key not in self._needs:

@@ -11,11 +11,14 @@ import click
 from experiments.commands.command import Command, given, option
 from experiments.commands.flag_types import COUNT, Memory, Positive
 from experiments.commands.prediction.request_flags import draws_flag, request_flags
+from experiments.commands.setting_flags import setting_flag
 from experiments.output.files import strict
 from experiments.output.patience import Patience
 from experiments.request.hardware import hardware_of
 from experiments.request.request import Request
 from experiments.request.workload import as_traced, notes_on, notes_on_positions, workload_of
+from experiments.training.settings.field import settings_of
+from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,6 +45,10 @@ _NOT_ASKED = (
     without=_NOT_ASKED,
     defaults={"checkpointing": "all and none are compared"},
 )
+@setting_flag(
+    settings_of(ZenFlowConfig)["host_state"], section="Strategy",
+    default="float32, and compact where nothing fits with that",
+)  # fmt: skip
 @option("--systems", is_flag=True, section="Strategy",
         help="Show other systems too, which don't run here.")  # fmt: skip
 @option(
@@ -92,6 +99,7 @@ def plan_command(context: click.Context, /, **flags: Any) -> None:
             parallel=request.parallel,
             reshards=request.reshard_after_forward,
             options=request.options,
+            host_state=flags["host_state"],
         )
     wishes = Wishes(
         model=flags["model"],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from experiments.commands.prediction.plan_run import Wishes, learning_rate
 from experiments.recorded.nearest import Evidence, Training, evidence
 from experiments.training.settings.training import TrainSettings
-from sim.planning.rules import EXACT
+from sim.planning.rules import EXACT, rounds
 
 if TYPE_CHECKING:
     from sim.planning.options import Option
@@ -40,6 +40,8 @@ def accuracy(plan: Plan, chosen: Option, wishes: Wishes) -> Iterator[str]:
         return
     found = evidence_of(chosen, wishes)
     said = "No record has its loss: compare short runs." if found is None else str(found)
+    if chosen.strategy.config is not None and rounds(chosen.strategy.config):
+        said += " That record's state is float32 throughout."
     text = f"Accuracy: {chosen.rule}. {said}"
     if plan.exact is not None:
         slower = chosen.tokens_per_second / plan.exact.tokens_per_second

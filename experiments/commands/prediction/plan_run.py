@@ -75,12 +75,22 @@ def _round_steps(count: float) -> int:
     return int(next(m for m in (5, 2, 1) if m * power <= max(1.0, count)) * power)
 
 
+def _in_python(change: str) -> str:
+    """Return a changed setting as an argument in Python.
+
+    >>> _in_python("queue_depth=2"), _in_python("host_state=compact")
+    ('queue_depth=2', 'host_state="compact"')
+    """
+    name, _, value = change.partition("=")
+    return f'{name}="{value}"' if value.isalpha() and value not in ("True", "False") else change
+
+
 def what_to_run(plan: Plan, wishes: Wishes) -> Iterator[str]:
     """Yield the lines to run, the `zenflow train` command last."""
     chosen = plan.shown
     if chosen is not None and chosen.need.num_devices > 1:
         config = chosen.strategy.config
-        knobs = "".join(f", {change}" for change in chosen.changes if "=" in change)
+        knobs = "".join(f", {_in_python(change)}" for change in chosen.changes if "=" in change)
         work = chosen.need.workload
         yield (
             f"Predicted, not measured. On {chosen.need.num_devices} devices, in your own loop "

@@ -9,6 +9,7 @@ from experiments.commands.prediction.plan_accuracy import accuracy
 from experiments.commands.prediction.plan_run import Wishes, what_to_run
 from sim.memory.chance import LIKELY
 from sim.memory_parts import gib
+from sim.planning.rules import rounds
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -94,6 +95,7 @@ def answer(plan: Plan, wishes: Wishes) -> list[str]:
     if chosen is None:
         return ["Nothing fits this machine, with fewer tokens to a step either.", *_changes(plan)]
     return [
+        *_compact(plan, chosen),
         *_headline(plan, chosen),
         *_devices(plan, chosen),
         *_costs(plan, chosen, wishes),
@@ -165,6 +167,25 @@ def _headline(plan: Plan, chosen: Option) -> Iterator[str]:
         yield f"{asked} to a step do not fit{sure}; {given} do. Use {text}"
     else:
         yield f"Use {text}"
+
+
+def _compact(plan: Plan, chosen: Option) -> Iterator[str]:
+    """Yield the meaning of compact state on the host, and the change that float32 needs."""
+    config = chosen.strategy.config
+    if config is None or not rounds(config):
+        return
+    if plan.without_compact is not None:
+        yield (
+            "Nothing fits with float32 weights and moments on the host, 12 bytes a parameter. So "
+            "host_state=compact was tried, 5.03 bytes."
+        )
+    yield (
+        "With host_state=compact the host's columns follow AdamW within rounding, not bit for "
+        "bit. No record has its loss yet, and no GPU has run it. The time of its arithmetic goes "
+        "by a ratio that was measured on one CPU."
+    )
+    for item in (plan.without_compact or ())[:1]:
+        yield f"For float32 change first: {item.change}. Then {_offer(plan, item)}."
 
 
 def _waits(chosen: Option) -> Iterator[str]:

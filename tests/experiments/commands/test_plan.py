@@ -124,12 +124,28 @@ def test_a_32_gb_card_is_told_how_to_train_8b():
 
 
 def test_with_too_little_host_memory_the_first_change_is_more_of_it():
-    ran = run(*LLAMA, "--host-ram", "64")
+    ran = run(*LLAMA, "--host-ram", "64", "--host-state", "float32")
     answer = ran.stdout.split("\n\n")[-1].splitlines()
     assert answer[0].startswith("Nothing fits this machine")
     assert answer[1].startswith("Change first: 128 GiB of host memory. Then zenflow")
     assert "--host-ram 128" in answer[2]
     assert "zenflow train" not in ran.output
+
+
+def test_an_8b_model_on_a_host_of_64_gb_is_told_of_compact_state_and_its_price():
+    ran = run(*LLAMA, "--host-ram", "64")
+    assert ran.exit_code == 0
+    assert "Nothing fits with float32 weights and moments on the host" in ran.output
+    assert "within rounding, not bit for bit. No record has its loss yet, and no GPU" in ran.output
+    assert "For float32 change first: 128 GiB of host memory. Then zenflow" in ran.output
+    assert "AdamW exactly fits" in ran.output
+    knobs = settings_of(command_of(ran.stdout)).knobs
+    assert knobs["host_state"] == "compact"
+    found = record(*LLAMA, "--host-ram", "64")
+    assert found["without_compact"][0]["host_memory"] == 128 * GIB
+    assert found["recommended"]["config"]["host_state"] == "compact"
+    more = run(*LLAMA, "--host-ram", "128", "--tokens", "1e9", "--usd-per-hour", "0.5")
+    assert "compact" not in more.output
 
 
 def test_a_model_beyond_a_device_is_told_so_first_and_in_few_words():

@@ -139,8 +139,8 @@ def test_checkpointing_is_looked_at_where_it_is_not_said():
 
 
 def test_more_of_the_hosts_memory_comes_before_another_device(plans):
-    found = plans["8b, 64"]
-    assert found.recommended is None
+    found = plan(workload("llama-3.1-8b"), desktop(64), strategies=OURS, host_state="float32")
+    assert found.recommended is found.without_compact is None
     first = found.improvements[0]
     assert first.change == "128 GiB of host memory"
     assert first.host_memory == 128 * GIB
@@ -148,6 +148,52 @@ def test_more_of_the_hosts_memory_comes_before_another_device(plans):
     offered = plans["8b, 128"].recommended
     assert first.setting == offered.label
     assert first.step_seconds == offered.step_seconds
+
+
+def test_compact_state_is_taken_where_nothing_fits_with_float32_and_nowhere_else(plans):
+    found = plans["8b, 64"]
+    chosen = found.recommended
+    config = chosen.strategy.config
+    assert config.host_state == "compact"
+    assert "host_state=compact" in chosen.label
+    assert "within rounding of AdamW" in chosen.rule
+    need = memory_of(chosen.need.workload, chosen.strategy, found.hardware)
+    room = found.hardware.host.dram_bytes.value - found.reserve
+    assert need.queue_depth == chosen.need.queue_depth
+    assert need.host_bytes <= room
+    if need.queue_depth < min(AUTOMATIC_DEPTH, config.update_interval):  # no more would fit
+        deeper = replace(config, queue_depth=need.queue_depth + 1)
+        larger = memory_of(chosen.need.workload, replace(chosen.strategy, config=deeper),
+                           found.hardware)  # fmt: skip
+        assert larger.host_bytes > room
+    first = found.without_compact[0]
+    assert first.setting == plans["8b, 128"].recommended.label
+    others = [option for option in found.options if option is not chosen]
+    assert not any(option.strategy.config.is_compact or option.fits for option in others)
+    assert plans["8b, 128"].without_compact is None
+    assert not any(o.strategy.config.is_compact for o in plans["8b, 128"].options)
+
+
+def test_compact_state_may_be_asked_for_and_is_farther_from_adamw(plans):
+    work, machine = workload("llama-3.1-8b"), desktop(128)
+    found = plan(work, machine, strategies=OURS, draws=0, host_state="compact")
+    assert found.recommended.strategy.config.is_compact
+    assert found.without_compact is None
+    with_float32 = plans["8b, 128"].recommended
+    assert found.recommended.tokens_per_second > with_float32.tokens_per_second, "memory binds"
+    ours = Strategy.of("zenflow", host_state="compact")
+    assert distance(ours) == distance(Strategy.of("zenflow")) + 1
+    whole = Strategy.of("on_device", host_state="compact")
+    assert distance(whole) == 0, "nothing is on the host"
+
+
+def test_devices_that_compact_state_can_not_be_divided_by_are_left_out():
+    """Llama 3 has 128,256 rows of embeddings: 2004 groups of 64, which eight do not share."""
+    machine = find_machine("hgx-h100")
+    found = plan(workload("llama-3.1-8b"), machine, strategies=("zenflow",), draws=0,
+                 parallel="fsdp", host_state="compact")  # fmt: skip
+    assert found.recommended.strategy.config.is_compact
+    assert found.recommended.need.num_devices == 4
 
 
 def test_the_same_step_is_cut_into_micro_batches_where_that_is_faster(plans):

@@ -223,7 +223,9 @@ def test_estimates_are_near_the_simulation(model, machine, k):
     overheads = replace(hardware.overheads, column_update=columns)
     planner = Planner(replace(hardware, overheads=overheads))
     work = workload(model)
-    for name, knobs in (("zenflow", {}), ("zenflow", {"queue_depth": 1}), ("zenflow_paper", {})):
+    compact = {"host_state": "compact", "queue_depth": 2}
+    cases = [("zenflow", {}), ("zenflow", {"queue_depth": 1}), ("zenflow", compact)]
+    for name, knobs in (*cases, ("zenflow_paper", {})):
         strategy = Strategy.of(name, topk_ratio=k, **knobs)
         own = engine_memory([p.shape for p in work.parameters], strategy.config, 2)
         own = own.on(planner.hardware)
