@@ -31,12 +31,18 @@ def replay_of(depth: int) -> str:
     return f"zenflow replay, q = {depth}"
 
 
-OURS, PUBLISHED, CAST, FUSED, DEEPSPEED = (
+def compact_replay_of(depth: int) -> str:
+    """Return the name of the pass over compact state that takes so many gradients in."""
+    return f"compact replay, q = {depth}"
+
+
+OURS, PUBLISHED, CAST, FUSED, DEEPSPEED, BITSANDBYTES = (
     replay_of(1),
     f"published rule, sums of S = {WINDOW} and a step",
     "cast + torch fused AdamW + cast",
     "torch fused AdamW alone (float32)",
     "cast + DeepSpeed CPUAdam + cast",
+    "cast + bitsandbytes AdamW8bit + cast",
 )
 COPY, TRIAD, SCALE = "copy", "triad", "scale in place"
 FLOORS = (COPY, TRIAD, SCALE)
@@ -47,9 +53,9 @@ class Job:
     """Something timed: a call over all parameters, and the bytes it must move for each."""
 
     name: str
-    bytes_per_param: int
+    bytes_per_param: float
     run: Callable[[], Any]
-    traffic: int
+    traffic: float
     """Bytes the memory moves for each: those, and lines that are read before they are written."""
     gradients: int = 1
     """Number of gradients that the call takes in."""
@@ -84,8 +90,11 @@ class State:
     def compact(self, grads: Sequence[Tensor]) -> CompactJob:
         """Return the same pass over compact state, in memory of its own."""
         state = CompactState.zeros(self.rows, COLUMNS)
-        state.set_weights(self.master.data)
-        state.set_moments(self.grad.float(), self.grad.float().square())
+        for first in range(0, self.rows, 256):  # a conversion takes several times the memory
+            part = slice(first, first + 256)
+            grad = self.grad[part].float()
+            state.rows(part).set_weights(self.master.data[part])
+            state.rows(part).set_moments(grad, grad.square())
         plain = self.replay(grads)
         return CompactJob(
             state=state,
@@ -143,14 +152,21 @@ def our_jobs(state: State, threads: int) -> list[Job]:
             traffic=28 + 2 * depth, gradients=depth)
         for depth in DEPTHS
     ]  # fmt: skip
+    # Five bytes and two of each group of 64, read and written.
+    compact = [
+        Job(compact_replay_of(depth), 12.0625 + 2 * depth,
+            runs(state.compact(grads[:depth])), traffic=14.0625 + 2 * depth,
+            gradients=depth)
+        for depth in DEPTHS
+    ]  # fmt: skip
     summing = 2 * WINDOW + 4 + 8 * (WINDOW - 1)
     window = runs(*sums, state.replay([total]))
     published = Job(PUBLISHED, 30 + summing, window, traffic=36 + summing, gradients=WINDOW)
-    return [*replays, published]
+    return [*replays, *compact, published]
 
 
 def optimizer_jobs(state: State) -> tuple[list[Job], str]:
-    """Return the peers' jobs, and why DeepSpeed is missing if it is."""
+    """Return the peers' jobs, and which are missing and why."""
     settings: dict[str, Any] = {"lr": LR, "betas": BETAS, "eps": EPS, "weight_decay": DECAY}
     fused = torch.optim.AdamW([state.master], fused=True, **settings)
     state.adopt(fused, torch.tensor(100.0))
@@ -169,16 +185,26 @@ def optimizer_jobs(state: State) -> tuple[list[Job], str]:
         Job(CAST, 40, cast_around(fused.step), traffic=46),
         Job(FUSED, 28, fused.step, traffic=28),
     ]
+    missing = []
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError as error:
+        missing.append(f"bitsandbytes is not installed ({error})")
+    else:  # moments in 8 bits, with a float32 for each 256
+        eight_bit = AdamW8bit([state.master], **settings)
+        jobs.append(Job(BITSANDBYTES, 32.0625, cast_around(eight_bit.step), traffic=38.0625))
     try:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
         cpu_adam = DeepSpeedCPUAdam([state.master], **settings)
     except ImportError as error:
-        return jobs, f"DeepSpeed is not installed ({error})"
+        missing.append(f"DeepSpeed is not installed ({error})")
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:
-        return jobs, f"DeepSpeed's CPUAdam does not build here ({error})"
-    state.adopt(cpu_adam, 100)
-    return [*jobs, Job(DEEPSPEED, 40, cast_around(cpu_adam.step), traffic=46)], ""
+        missing.append(f"DeepSpeed's CPUAdam does not build here ({error})")
+    else:
+        state.adopt(cpu_adam, 100)
+        jobs.append(Job(DEEPSPEED, 40, cast_around(cpu_adam.step), traffic=46))
+    return jobs, "; ".join(missing)
 
 
 def floor_jobs(params: int) -> list[Job]:

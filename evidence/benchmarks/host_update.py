@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from evidence.benchmarks.host_jobs import (
+    BITSANDBYTES,
     CACHED_PARAMS,
     CAST,
     COLUMNS,
@@ -40,6 +41,7 @@ from evidence.benchmarks.host_jobs import (
     SCALE,
     TRIAD,
     State,
+    compact_replay_of,
     floor_jobs,
     optimizer_jobs,
     our_jobs,
@@ -53,6 +55,9 @@ TARGETS = (
     (OURS, "bandwidth", TRIAD, 0.8),
     (OURS, "steps/s", CAST, 1.3),
     (OURS, "steps/s", DEEPSPEED, 1.5),
+    (compact_replay_of(1), "steps/s", OURS, 0.85),
+    (compact_replay_of(4), "steps/s", replay_of(4), 0.85),
+    (compact_replay_of(1), "steps/s", BITSANDBYTES, 5.0),
 )
 
 
@@ -148,7 +153,7 @@ def verdicts(rows: dict[str, Any]) -> list[dict[str, Any]]:
         name = "bytes_per_second" if quantity == "bandwidth" else "steps_per_second"
         ratio = rows[job][name] / rows[against][name] if against in rows else None
         reached = None if ratio is None else ratio >= least
-        target = {"quantity": quantity, "against": against, "least": least}
+        target = {"job": job, "quantity": quantity, "against": against, "least": least}
         allowed = None
         if against in rows and quantity != "bandwidth":
             traffic = "traffic_bytes_per_step"
@@ -173,7 +178,8 @@ def show(record: dict[str, Any]) -> None:
             f"{row['bytes_per_second'] / triad:>10.2f}"
         )
     for target in record["targets"]:
-        aim = f"{target['quantity']} at least {target['least']} x {target['against']}"
+        aim = f"{target['job']}: {target['quantity']} at least "
+        aim += f"{target['least']} x {target['against']}"
         if target["reached"] is None:
             print(f"{aim}: not measured; {record['missing']}")
         else:
@@ -224,7 +230,7 @@ def in_own_process(params: int, threads: int, repeats: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--params", type=int, default=1 << 26, help="50 bytes of memory each")
+    parser.add_argument("--params", type=int, default=1 << 26, help="60 bytes of memory each")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--out", type=Path, help="JSON file for the whole record")

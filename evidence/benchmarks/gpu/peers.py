@@ -121,7 +121,7 @@ def _torchao(model: nn.Module, bench: Bench) -> Stepper:
 
 
 def _bitsandbytes(model: nn.Module, bench: Bench) -> Stepper:
-    from bitsandbytes.optim import AdamW8bit  # type: ignore[import-not-found]
+    from bitsandbytes.optim import AdamW8bit
 
     optimizer = AdamW8bit(model.parameters(), lr=LR)
 
