@@ -19,6 +19,7 @@ from rich.console import Console
 from evidence.pages import gpu, published
 from evidence.pages.formats import enumerated
 from evidence.studies.accuracy import excesses
+from evidence.studies.host_state import by_variant
 from experiments.lab import catalogue, page
 from experiments.lab.columns import Table, markdown
 from experiments.lab.finding import BASES, Finding, Verdict
@@ -259,6 +260,7 @@ GLOBALS = {
     "given": given,
     "gpu": cache(gpu.newest_suite),
     "held": held,
+    "host_states": by_variant,
     "link": link,
     "published": published.published,
     "record": record,
