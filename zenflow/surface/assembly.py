@@ -24,6 +24,7 @@ from zenflow.device.kernels.choice import kernels_for
 from zenflow.host.limits import free_bytes
 from zenflow.host.memory import is_refused
 from zenflow.host.ranks import num_ranks
+from zenflow.host_state import state_bytes
 from zenflow.rule.adamw import Hyper
 from zenflow.rule.sizes import AUTOMATIC_DEPTH
 from zenflow.step.engine import Engine
@@ -39,9 +40,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _log = logging.getLogger(__name__)
-
-STATE_BYTES = 12
-"""Bytes of an element's state, on device or host: two moments and the master, float32."""
 
 
 def start_engine(
@@ -114,21 +112,21 @@ def start_engine(
     except BaseException as error:
         ending.close()
         if is_refused(error):
-            raise MemoryError(_too_much(named)) from error
+            raise MemoryError(_too_much(named, config)) from error
         raise
     places = {place.param: place for place in layout.places}
     return engine, [places[item.param] for item in named]
 
 
-def _too_much(named: Sequence[NamedParam]) -> str:
+def _too_much(named: Sequence[NamedParam], config: ZenFlowConfig) -> str:
     """Return the message for host memory that the system refused."""
     count = sum(item.data.numel() for item in named)
     free, limit = free_bytes()
     return (
         f"the host has too little memory for the optimizer: the state of {count:,} parameters "
-        f"takes at least {STATE_BYTES * count:,} bytes, and {limit} leaves {max(free, 0):,.0f}. "
-        "Free memory, raise that limit, or train fewer parameters; zenflow plan says what a run "
-        "needs"
+        f"takes at least {state_bytes(config.host_state, 1, count):,} bytes, and {limit} leaves "
+        f"{max(free, 0):,.0f}. Free memory, raise that limit, or train fewer parameters; zenflow "
+        "plan says what a run needs"
     )
 
 
