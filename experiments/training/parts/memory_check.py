@@ -1,4 +1,4 @@
-"""Whether the optimizer of a run fits the host's memory, asked before any of it is allocated."""
+"""Whether a run's optimizer fits host and device, asked before any of it is allocated."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from zenflow.errors import ConfigError
 from zenflow.host.limits import free_bytes
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from zenflow.config import ZenFlowConfig
@@ -57,8 +58,50 @@ def check_host_memory(
         raise ConfigError(
             f"the optimizer needs {needed / 1e9:.1f} GB of host memory, and {limit} leaves "
             f"{max(0.0, free) / 1e9:.1f} GB: free some, raise the limit, or train a smaller model "
-            f"(zenflow plan says what a machine can do){remedy}"
+            f"(zenflow plan says what a machine can do){remedy}; --no-memory-check tries it"
         )
+
+
+def check_device_memory(
+    model: nn.Module, config: ZenFlowConfig, device: torch.device, ranks: Ranks = ALONE
+) -> None:
+    """Refuse a run whose optimizer can't have the GPU memory that it allocates at once.
+
+    Only what is sure is counted: masters and moments of the device's columns and of parameters
+    that stay there whole, and the ring. Gradients and activations come on top.
+
+    Args:
+        model: The model, on the device.
+        config: The update rule.
+        device: The GPU.
+        ranks: Processes that share the run.
+
+    Raises:
+        ConfigError: Some rank's device has not as much; all ranks raise it.
+    """
+    plan = memory_of_engine(model, config).plan(has_ring=True)
+    needed = plan.device_extra_bytes + plan.device_ring_bytes
+    if ranks.parallel == "fsdp":  # where each has its own rows
+        needed //= ranks.count
+    free = min(ranks.collect(_free_on(device)))
+    if needed > free:
+        remedy = ""
+        if 0 < config.topk_ratio < 1:
+            remedy = f", or a smaller --topk-ratio than {config.topk_ratio:g}"
+        raise ConfigError(
+            f"the optimizer needs {needed / 1e9:.1f} GB on {device} beside the model, and "
+            f"{free / 1e9:.1f} GB are free there: free some, take a strategy that keeps its state "
+            f"on the host{remedy} (zenflow plan says what fits); --no-memory-check tries it"
+        )
+
+
+def _free_on(device: torch.device) -> int:
+    """Return the bytes of a GPU that this process may still allocate."""
+    import torch
+
+    free, _ = torch.cuda.mem_get_info(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(free + unused)
 
 
 def _least_bytes(model: nn.Module, config: ZenFlowConfig, *, on_cpu: bool, ranks: Ranks) -> int:

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from experiments.training.parts.data.batches import TrainingData, make_batches, read_source
 from experiments.training.parts.data.fingerprint import fingerprint
 from experiments.training.parts.data.tokens import TextTokenizer
-from experiments.training.parts.memory_check import check_host_memory
+from experiments.training.parts.memory_check import check_device_memory, check_host_memory
 from experiments.training.parts.models.named import NamedModel, find_model
 from experiments.training.parts.models.pretrained import (
     load_model,
@@ -201,12 +201,14 @@ def make_optimizer(setup: RunSetup, controller: AbstractController | None = None
         controller: Changes the knobs while the run goes on; it may ask for spans of more steps.
 
     Raises:
-        ConfigError: The host has not as much memory.
+        ConfigError: Host or device have not as much memory.
     """
     settings = setup.settings
-    check_host_memory(
-        setup.model, setup.config, on_cpu=setup.device.type == "cpu", ranks=setup.ranks
-    )
+    if settings.memory_check:
+        on_cpu = setup.device.type == "cpu"
+        check_host_memory(setup.model, setup.config, on_cpu=on_cpu, ranks=setup.ranks)
+        if not on_cpu:
+            check_device_memory(setup.model, setup.config, setup.device, setup.ranks)
     trainable = [item for item in setup.model.named_parameters() if item[1].requires_grad]
     groups = [
         {

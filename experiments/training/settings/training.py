@@ -37,6 +37,9 @@ GRADIENT_MODES = ("release", "keep")
 TASKS = ("auto", "lm", "classification")
 PARALLEL = ("fsdp", "ddp")
 
+PACES = frozenset({"checkpoint", "save_every", "save_minutes", "eval_every"})
+"""Settings that say when a run is saved or evaluated. Compact host state is rounded then."""
+
 _DEVICE = Rule(
     "must be auto, cpu or cuda",
     lambda name: re.fullmatch(r"auto|(cpu|cuda)(:\d+)?", name) is not None,
@@ -127,6 +130,8 @@ class TrainSettings(TuningSettings):
 
     A model with weights has no start. None leaves the number to ``for_comparison``.
     """
+    memory_check: bool = setting(True)
+    """Refuse a run whose optimizer can't fit host or GPU, before any of it is allocated."""
     checkpoint: bool = setting(True)
     """Save what --resume needs, on the way and at the end.
 
@@ -160,6 +165,11 @@ class TrainSettings(TuningSettings):
         if knobs.get("select_strategy") == "epoch":
             knobs.setdefault("steps_per_epoch", steps_per_epoch)
         return ZenFlowConfig.preset(self.strategy, **knobs)
+
+    @property
+    def is_compact(self) -> bool:
+        """Whether the host's state is compact, so that its weights depend on `PACES`."""
+        return self.knobs.get("host_state") == "compact"
 
     @property
     def label(self) -> str:

@@ -29,7 +29,7 @@ class SavePace:
         """Return the pace that a run's settings ask for."""
         if not settings.checkpoint:
             return cls(0, 0)
-        if settings.knobs.get("host_state") == "compact":
+        if settings.is_compact:
             return cls(settings.save_every or COMPACT_STEPS, 0)
         return cls(settings.save_every, settings.save_minutes)
 

@@ -14,16 +14,19 @@ from experiments.training.parts.data.fingerprint import shown
 from experiments.training.parts.files.checkpoint import Checkpoint
 from experiments.training.parts.setup import RunSetup
 from experiments.training.settings.rates import end_of_fall, warmup_steps
+from experiments.training.settings.training import PACES
 from zenflow.errors import CheckpointError
 
 FREE_TO_CHANGE = frozenset(
     {
         "steps", "epochs", "device", "link", "host_threads", "device_threads", "checkpoint",
         "save_every", "save_minutes", "eval_every", "eval_batches", "timeline_steps", "gradients",
-        "parallel", "bind_cores",
+        "parallel", "bind_cores", "memory_check",
     }
 )  # fmt: skip
-"""Settings on which the weights don't depend (steps do under a schedule: see ``changes``)."""
+"""Settings on which the weights don't depend (steps do under a schedule: see ``changes``).
+
+Under compact host state they depend on `PACES`."""
 
 CHANGEABLE = ("lr", "max_grad_norm")
 """Settings that a resumed run may change from its next step on, and notes."""
@@ -34,6 +37,8 @@ def check_same_run(setup: RunSetup, checkpoint: Checkpoint) -> None:
     saved, asked = checkpoint.state["settings"], setup.settings.to_dict()
     before, now = checkpoint.state["data"], setup.fingerprint
     allowed = {*FREE_TO_CHANGE, *CHANGEABLE}
+    if setup.settings.is_compact:
+        allowed -= PACES
     if before is not None and before == now:
         allowed |= {"data"}  # the same texts in another place
     differences = [

@@ -7,23 +7,25 @@ torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from autotune.decisions.file import read_decisions
-from experiments.training.settings.training import TrainSettings
+from experiments.training.settings.training import PACES, TrainSettings
 from zenflow.controller import LoggedDecisions
 from zenflow.errors import ConfigError
 
 HARMLESS = frozenset(
     {
         "link", "host_threads", "save_every", "save_minutes", "eval_every", "eval_batches",
-        "timeline_steps", "parallel", "bind_cores",
+        "timeline_steps", "parallel", "bind_cores", "memory_check",
     }
 )  # fmt: skip
-"""Settings that a replay may change: no weight depends on them, but for rounding over ranks."""
+"""Settings that a replay may change: no weight depends on them, but for rounding over ranks.
+
+Under compact host state weights depend on `PACES`."""
 
 
 def replay_settings(path: Path, changes: Mapping[str, Any]) -> TrainSettings:
@@ -36,13 +38,10 @@ def replay_settings(path: Path, changes: Mapping[str, Any]) -> TrainSettings:
     Raises:
         ConfigError: The file is damaged or unfinished, or a change would make it another run.
     """
-    refused = [f"--{name.replace('_', '-')}" for name in changes if name not in HARMLESS]
-    if refused:
-        raise ConfigError(
-            f"--replay repeats the run in {path} as it was, and {', '.join(refused)} would make "
-            "another one of it: leave that out, or start a run of its own"
-        )
+    _refuse(path, [name for name in changes if name not in HARMLESS])
     saved = dict(read_decisions(path).header.settings)
+    if saved.get("knobs", {}).get("host_state") == "compact":
+        _refuse(path, [name for name in changes if name in PACES])
     unknown = sorted(saved.keys() - {item.name for item in fields(TrainSettings)})
     if unknown:
         raise ConfigError(
@@ -50,6 +49,15 @@ def replay_settings(path: Path, changes: Mapping[str, Any]) -> TrainSettings:
             f"({', '.join(unknown)}): replay it with the version that wrote it"
         )
     return TrainSettings.from_dict({**saved, **changes, "replay": str(path.resolve())})
+
+
+def _refuse(path: Path, changes: Sequence[str]) -> None:
+    if changes:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in changes)
+        raise ConfigError(
+            f"--replay repeats the run in {path} as it was, and {flags} would make another one "
+            "of it: leave that out, or start a run of its own"
+        )
 
 
 def replay_controller(settings: TrainSettings, total_steps: int) -> LoggedDecisions:

@@ -11,13 +11,15 @@ import torch
 from torch import nn
 
 from experiments.training.parts import memory_check
-from experiments.training.parts.memory_check import check_host_memory
+from experiments.training.parts.memory_check import check_device_memory, check_host_memory
 from experiments.training.parts.setup import build_setup, make_optimizer
 from experiments.training.settings.training import TrainSettings
 from tests.experiments.runs import FAST, ended, write_text
+from tests.zenflow.step.test_gradient_ring import CpuWithRing
 from zenflow import ConfigError, ZenFlowConfig
 from zenflow.host import limits
 from zenflow.host.limits import free_bytes
+from zenflow.surface import assembly
 
 
 def group(folder, limit, used, cache):
@@ -124,6 +126,38 @@ def test_what_fits_with_compact_state_alone_is_told_so(tmp_path, monkeypatch):
         assert ("--host-state compact --queue-depth 1" in str(refused.value)) == is_told
     monkeypatch.setattr(memory_check, "free_bytes", lambda: (float(least), "a test"))
     check_host_memory(compact.model, compact.config, on_cpu=True)
+
+
+def gpu_with(monkeypatch, free, unused=0):
+    """Let a GPU have so many free bytes, and torch so many that it keeps and does not use."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 10 * free))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: unused + 7)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 7)
+
+
+@pytest.mark.parametrize("strategy", ["on_device", "zenflow"])
+def test_states_that_do_not_fit_a_gpu_are_refused(strategy, tmp_path, monkeypatch):
+    """Their bytes are those that an optimizer with a ring takes there."""
+    setup = build_setup(small(tmp_path, strategy=strategy))
+    monkeypatch.setattr(assembly, "CpuDevice", CpuWithRing)
+    optimizer = make_optimizer(setup)
+    plan = optimizer.memory
+    optimizer.close()
+    taken = plan.device_extra_bytes + plan.device_ring_bytes
+    gpu = torch.device("cuda")
+    gpu_with(monkeypatch, taken - 100, 100)
+    check_device_memory(setup.model, setup.config, gpu)
+    gpu_with(monkeypatch, taken - 100, 99)
+    with pytest.raises(ConfigError, match="GB on cuda beside the model") as refused:
+        check_device_memory(setup.model, setup.config, gpu)
+    assert ("a smaller --topk-ratio than 0.1" in str(refused.value)) == (strategy == "zenflow")
+
+
+def test_a_run_that_is_told_to_go_on_does(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_check, "free_bytes", lambda: (1000.0, "a test"))
+    with pytest.raises(ConfigError, match="--no-memory-check"):
+        make_optimizer(build_setup(small(tmp_path)))
+    make_optimizer(build_setup(small(tmp_path, memory_check=False))).close()
 
 
 def test_what_stays_on_a_gpu_is_not_the_hosts(monkeypatch):

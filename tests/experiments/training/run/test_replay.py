@@ -87,8 +87,20 @@ def test_what_changes_no_weight_may_be_changed(tmp_path, flags, clock):
     changes = ["--link-gbps", "1", "--eval-every", "3", "--timeline-steps", "4"]
     changes += ["--host-threads", "2", "--eval-batches", "1", "--save-every", "3"]
     changes += ["--save-minutes", "1"]
-    assert len(changes) == 2 * len(HARMLESS - {"parallel", "bind_cores"})  # which need ranks
+    others = {"parallel", "bind_cores", "memory_check"}  # which need ranks, or is no pair
+    assert len(changes) == 2 * len(HARMLESS - others)
     assert equal(out, replayed(tmp_path, out / "decisions.jsonl", *changes))
+
+
+def test_a_compact_run_is_saved_and_evaluated_when_it_was(tmp_path, flags, clock):
+    """Its state is rounded then."""
+    state = ["--host-state", "compact", "--save-every", "3"]
+    out = trained(tmp_path / "run", *flags, *state, "--steps", "8")
+    assert equal(out, replayed(tmp_path, out / "decisions.jsonl", "--timeline-steps", "4"))
+    asked = ["--replay", out / "decisions.jsonl", "--save-every", "4", "--eval-every", "2"]
+    said = ended(2, "--out", tmp_path / "other", *asked)
+    assert "--save-every, --eval-every would make another one" in said
+    assert "save_every was 3, now 2" in ended(1, "--resume", out, "--save-every", "2")
 
 
 @pytest.mark.parametrize(
