@@ -1,5 +1,6 @@
 """What all tests share: one compute thread, GPU tests skipped without a GPU, seeded hypothesis."""
 
+import functools
 import gc
 import os
 import pickle
@@ -51,6 +52,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--kernels", choices=["triton", "torch"], help="kernels of all optimizers (default: auto)"
     )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Let one worker of `--dist loadfile` run all files that start ranks.
+
+    Each worker's first rank has to wait for a parent that loads torch and our packages.
+    """
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    @functools.cache
+    def starts_ranks(file: str) -> bool:
+        text = (config.rootpath / file).read_text(encoding="utf-8")
+        return any(source in text for source in ("from tests.forks", "sharded.conftest"))
+
+    class RanksTogether(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "files that start ranks" if starts_ranks(file) else file
+
+    return RanksTogether(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from experiments.report import notebooks as rendering
+from tests.starts import environment
 
 for package in ("ipykernel", "nbclient", "nbconvert", "nbformat"):
     if importlib.util.find_spec(package) is None:  # importing takes seconds of every worker
@@ -119,6 +120,7 @@ def one_kernel():
         return clients[-1]
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
         patch.setattr(nbclient, "NotebookClient", client_of_it)
         yield
     for client in clients:

@@ -9,6 +9,7 @@ import pytest
 
 from evidence.published.memory import memory_cases
 from evidence.published.runs import published
+from evidence.studies.published import study
 from evidence.studies.published.memory import (
     counts_of,
     memory_table,
@@ -25,6 +26,7 @@ from evidence.studies.published.study import (
 )
 from experiments.lab.finding import Verdict
 from experiments.lab.record import needed
+from experiments.paper import predictions
 from experiments.paper.predictions import (
     SHARE,
     at_roofline,
@@ -43,6 +45,7 @@ from sim.hardware.catalog import find_machine
 from sim.hardware.components import DEEPSPEED_SHARE
 from sim.memory.chance import SPREAD, chance_to_fit, fit_spread
 from sim.schedules.systems.deepspeed_zero_offload import step_rate
+from tests.conftest import remembering
 from tests.test_layering import modules_after
 
 GROUPS, MEASUREMENTS = published().groups, published().measurements
@@ -69,10 +72,23 @@ def rows():
     return needed("published").rows[0]["rows"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def predicted_once():
+    """Let tables predict each set-up once on a machine, and return what predicts it."""
+    remembered = remembering(predict)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (predictions, study):
+            patch.setattr(module, "predict", remembered)
+        yield remembered
+
+
 @pytest.fixture(scope="module")
-def usual():
+def usual(predicted_once):
     """Return each row's prediction on its own machine, by label and source."""
-    return {(item.label, item.source): predict(item.setup, item.quantity) for item in MEASUREMENTS}
+    return {
+        (item.label, item.source): predicted_once(item.setup, item.quantity)
+        for item in MEASUREMENTS
+    }
 
 
 @pytest.fixture(scope="module")
