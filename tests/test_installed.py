@@ -132,8 +132,9 @@ def environment(clone, tmp_path_factory):
     programs = folder / "venv" / "bin"
     pip = [sys.executable, "-m", "pip", "--python", programs / "python"]
     subprocess.run(
-        [*pip, "install", "--no-index", "--no-deps", wheel], check=True, capture_output=True,
+        [*pip, "install", "--no-index", "--no-deps", "--no-compile", wheel], check=True,
         env=without_pythons(),  # PYTHONPATH may name a tree that counts as installed
+        capture_output=True,
     )  # fmt: skip
     (packages,) = (folder / "venv").glob("lib/python*/site-packages")
     there = [path for path in sys.path if Path(path).name.endswith("-packages")]

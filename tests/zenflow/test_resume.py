@@ -124,13 +124,14 @@ def test_a_checkpoint_of_any_step_resumes_bit_for_bit(rule, mode):
 
 @pytest.mark.parametrize("rule", ["exact", "published"])
 def test_a_bfloat16_run_resumes_bit_for_bit(rule):
-    check_resume({"config": config_of(rule), "mode": "release", "dtype": torch.bfloat16})
+    settings = {"config": config_of(rule), "mode": "release", "dtype": torch.bfloat16}
+    check_resume(settings, range(rule == "exact", 9, 2))  # in the other rule the steps between
 
 
 @pytest.mark.parametrize("rule", ["exact", "published", "warm-up"])
 @pytest.mark.parametrize("log", SCHEDULES.values(), ids=SCHEDULES)
 def test_a_run_whose_knobs_changed_resumes_bit_for_bit(rule, log):
-    steps = range(1, 9) if rule == "exact" else (2, 6, 7)
+    steps = (1, 3, 4, 5, 8) if rule == "exact" else (2, 6, 7)
     check_resume({"config": config_of(rule), "mode": "release", "log": log}, steps)
 
 

@@ -49,7 +49,8 @@ def check(steps, **settings):
 @pytest.mark.parametrize("rule", RULES)
 def test_a_compact_state_of_any_step_resumes_bit_for_bit(rule, dtype):
     # Elsewhere each compact state is the full one again, which resumes: a few steps are enough.
-    steps = range(9) if "published" in rule else (1, 4, 6)
+    # What is left out does not depend on the numbers' width: either has every other step.
+    steps = range(dtype == torch.bfloat16, 9, 2) if "published" in rule else (1, 4, 6)
     check(steps, config=config_of(rule), mode="release", dtype=dtype)
 
 
