@@ -8,9 +8,7 @@ from _pytest.doctest import DoctestModule
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collect_file(
-    file_path: Path,
-) -> Iterator[None] | list[pytest.Collector]:
+def pytest_collect_file(file_path: Path) -> Iterator[None] | list[pytest.Collector]:
     """Leave out the examples of a file that has none; its tests stay."""
     found = yield
     if file_path.suffix != ".py" or ">>> " in file_path.read_text(encoding="utf-8"):
