@@ -114,11 +114,11 @@ def excesses(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, float], 
     return found
 
 
-def by_variant(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[list[float]]]:
-    """Return `excesses` as a list over the settings, by variant."""
-    found: dict[str, list[list[float]]] = {}
-    for (_, variant, _), values in excesses(rows).items():
-        found.setdefault(variant, []).append(values)
+def by_variant(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:
+    """Return `excesses` by variant and setting."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for (setting, variant, _), values in excesses(rows).items():
+        found.setdefault(variant, {})[setting] = values
     return found
 
 

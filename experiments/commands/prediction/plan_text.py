@@ -181,8 +181,8 @@ def _compact(plan: Plan, chosen: Option) -> Iterator[str]:
         )
     yield (
         "With host_state=compact the host's columns follow AdamW within rounding, not bit for "
-        "bit. No record has its loss yet, and no GPU has run it. The time of its arithmetic goes "
-        "by a ratio that was measured on one CPU."
+        "bit. Small models kept their loss in fine-tuning, from random weights not always. No GPU "
+        "has run it. The time of its arithmetic goes by a ratio that was measured on one CPU."
     )
     for item in (plan.without_compact or ())[:1]:
         yield f"For float32 change first: {item.change}. Then {_offer(plan, item)}."
