@@ -92,16 +92,7 @@ def build_layout(
     parts = [shares.part_of(named) for named in to_split]
     if config.is_compact:
         _check_cuts(to_split, shards, shares)
-    rooms = [
-        RowShape(
-            num_columns=most,
-            num_rows=part.num_rows,
-            dtype=named.param.dtype,
-            whole_rows=_matrix_shape(named.param)[0],
-            first_row=part.whole_first,
-        )
-        for most, part, named in zip(most_deferred, parts, to_split, strict=True)
-    ]
+    rooms = [_row_shape(*each) for each in zip(to_split, parts, most_deferred, strict=True)]
     slabs = HostSlabs(device, rooms, CompactState if config.is_compact else FloatState)
     columns, rows = _vectors(to_split, device.torch_device, has_rows=config.is_exact)
     splits, banks = _make_splits(
@@ -129,6 +120,17 @@ def build_layout(
         least_topk_ratio=least_topk_ratio,
         shards=shards,
         shares=shares,
+    )
+
+
+def _row_shape(named: NamedParam, part: HostPart, num_columns: int) -> RowShape:
+    """Return the host rows to allocate for a parameter that defers so many columns at most."""
+    return RowShape(
+        num_columns=num_columns,
+        num_rows=part.num_rows,
+        dtype=named.param.dtype,
+        whole_rows=_matrix_shape(named.param)[0],
+        first_row=part.whole_first,
     )
 
 
