@@ -18,9 +18,9 @@ CODING_STEPS = 2.5
 """Time in which compact state is decoded and encoded once, in AdamW steps of an element.
 
 Measured on one core of an AMD EPYC (Zen 4) with AVX-512, from its cache, by
-`evidence.benchmarks.host_update`, with no record yet: 0.73 to 0.80 ns an element, where a step takes 0.31 ns. The
-ratio was 3.0 with AVX2 and 3.2 with SSE2. One ratio stands for every host, as no profile has its
-own. Coding has neither roots nor divisions, so cores that are slow at these have a smaller one.
+`evidence.benchmarks.host_update`; no record is committed yet. One ratio stands for every host, as
+no profile has its own. Coding has neither roots nor divisions, so cores that are slow at these
+have a smaller one.
 """
 
 
