@@ -2,7 +2,7 @@
 
 A small decoder goes on training over three emulated links. For each a grid of fixed settings is
 measured; then a tuned run, the grid's best setting and the defaults take turns, and goodput is
-compared, everything that tuning costs included. A further run has its link slowed four times in
+compared, everything that tuning costs included. Further runs have their link slowed four times in
 the middle. Other work on the machine is noise.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -44,6 +44,10 @@ measured first: so the three mean the same on any machine."""
 SEEDS = (0, 1, 2)
 LEAST_OF_BEST, LEAST_OF_DEFAULT = 0.97, 1.0
 MOST_SEARCHED = 0.01
+MOST_WINDOWS = 3
+DRIFTS = 5
+"""Number of runs whose link slows down. One alone says little: in an unlucky window of such a run
+the tuner tries a setting that turns out to be slow."""
 GRID, BEST, CONTEST, DRIFTING = "grid", "best", "contest", "drift"
 _FULL = TrainSettings(
     lr=3e-4, schedule="constant", warmup=0.0, start_steps=300, device_threads=1, host_threads=1
@@ -84,7 +88,11 @@ def _cells(scope: Scope) -> Sequence[Cell]:
             for seed in scope.seeds or ()
         ]
         found += [grid, *contests]
-    return [*found, part(DRIFTING, start, alone, bests["fast"], bests["slow"])]
+    drifts = [
+        part(DRIFTING, start, alone, bests["fast"], bests["slow"], run=number)
+        for number in range(1 if scope.smoke else DRIFTS)
+    ]
+    return [*found, *drifts]
 
 
 def _run(cell: Cell, job: Job) -> Row:
@@ -140,7 +148,7 @@ def _summarise(rows: Sequence[Row], config: Data) -> Data:
         "links": {link: row["bytes_per_second"] for link, row in grids.items()},
         "grids": {link: row["points"] for link, row in grids.items()},
         "contests": [_plain(row) for row in rows if row["part"] == CONTEST],
-        "drift": next(_plain(row) for row in rows if row["part"] == DRIFTING),
+        "drifts": [_plain(row) for row in rows if row["part"] == DRIFTING],
     }
 
 
@@ -150,6 +158,16 @@ def _plain(row: Row) -> Row:
 
 def _contests(data: Data) -> list[Contest]:
     return [Contest(**item) for item in data["contests"]]
+
+
+def _windows_until_back(data: Data) -> list[int]:
+    """Return each drifting run's number; for one that was not back, the number there were."""
+    return [
+        len(row["regrets_by_window"])
+        if row["windows_until_back"] is None
+        else row["windows_until_back"]
+        for row in data["drifts"]
+    ]
 
 
 def _findings(data: Data) -> Sequence[Finding]:
@@ -171,16 +189,22 @@ def _findings(data: Data) -> Sequence[Finding]:
             "Share of its time that a run spends on searching, at most",
             MOST_SEARCHED, Tolerance.at_most(), emulated=max(c.searched for c in contests),
         ),
+        aim(
+            f"Windows until a run whose link slowed {DRIFT:g} times is within {WITHIN:.0%} of the "
+            "new best, median",
+            MOST_WINDOWS, Tolerance.at_most(), emulated=median(_windows_until_back(data)),
+        ),
     ]  # fmt: skip
 
 
 def _about(data: Data) -> str:
-    shown = data["drift"]
-    back = shown["windows_until_back"]
-    found = f"after {back} windows" if back is not None else "in none of the windows"
+    windows = sorted(_windows_until_back(data))
+    lost = sum(row["windows_until_back"] is None for row in data["drifts"])
     return (
         f"After the link became {DRIFT:g} times slower goodput is within {WITHIN:.0%} of the new "
-        f"best {found} of {shown['steps_per_window']} steps; then {shown['final']}."
+        f"best after {', '.join(map(str, windows))} windows of "
+        f"{data['drifts'][0]['steps_per_window']} steps"
+        + (f", in {lost} runs in none that were left." if lost else ".")
     )
 
 
@@ -230,11 +254,11 @@ def _draw(data: Data) -> Figure:
     left.set_xticks(range(len(data["links"])), [f"{link} link" for link in data["links"]])
     left.set_ylabel("tuned goodput over the fixed setting's")
     left.legend(fontsize=8, frameon=False)
-    regrets = data["drift"]["regrets_by_window"]
-    right.plot(range(1, len(regrets) + 1), [100 * regret for regret in regrets],
-               color=STRATEGY_COLOURS["auto"])  # fmt: skip
+    for row in data["drifts"]:
+        regrets = [100 * regret for regret in row["regrets_by_window"]]
+        right.plot(range(1, len(regrets) + 1), regrets, color=STRATEGY_COLOURS["auto"], alpha=0.6)
     right.axhline(100 * WITHIN, color="#d62728", linewidth=1, linestyle="--")
-    right.set_xlabel(f"window of {data['drift']['steps_per_window']} steps after the drift")
+    right.set_xlabel(f"window of {data['drifts'][0]['steps_per_window']} steps after the drift")
     right.set_ylabel("behind the new best, %")
     return figure
 

@@ -36,10 +36,10 @@ def test_there_is_a_record_of_every_link_and_three_seeds(data):
     assert data["links"]["fast"] == pytest.approx(4 * data["links"]["slow"])
 
 
-@pytest.mark.parametrize("worse", ["", "fixed_best", "default", "searched"])
+@pytest.mark.parametrize("worse", ["", "fixed_best", "default", "searched", "windows"])
 def test_it_is_said_which_aim_does_not_hold(data, worse):
     shares = {"fixed_best": 1.0, "default": 0.99, "searched": 0.009}
-    if worse:
+    if worse in shares:
         shares[worse] *= 1.15
     contests = [
         {
@@ -50,11 +50,25 @@ def test_it_is_said_which_aim_does_not_hold(data, worse):
         }
         for item in data["contests"]
     ]
-    found = [f.verdict for f in STUDY.findings({**data, "contests": contests})]
-    expected = ["fixed_best", "default", "searched"]
-    assert [expected[n] for n, v in enumerate(found) if v is Verdict.FAILS] == [worse] * bool(
-        worse
-    )
+    windows = [0, 3, None, 4 if worse == "windows" else 3, 9]
+    drifts = [{**data["drifts"][0], "windows_until_back": number} for number in windows]
+    found = [
+        finding.verdict
+        for finding in STUDY.findings({**data, "contests": contests, "drifts": drifts})
+    ]
+    order = [*shares, "windows"]
+    fails = [name for name, v in zip(order, found, strict=True) if v is Verdict.FAILS]
+    assert fails == [worse] * bool(worse)
+
+
+def test_a_run_that_was_not_back_counts_with_all_its_windows(data):
+    drifts = [
+        {**data["drifts"][0], "windows_until_back": number, "regrets_by_window": [0.5] * 7}
+        for number in (1, None, None)
+    ]
+    *_, recovery = STUDY.findings({**data, "drifts": drifts})
+    assert recovery.emulated == 7
+    assert "in 2 runs in none that were left" in STUDY.about({**data, "drifts": drifts})
 
 
 def test_the_grid_has_35_settings_each_once_and_changes_k_seldom():
