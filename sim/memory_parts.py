@@ -186,7 +186,7 @@ def fullest(workload: Workload, device: DeviceParts) -> tuple[str, list[Part]]:
     In backward activations go as gradients come, at about the same rate, so that one of its two
     ends is fullest.
     """
-    moments = _passes(workload, device)
+    moments = _passes(Activations(workload), device)
     held = {name: [*device.passes, *parts] for name, parts in moments.items()}
     after, at_step = device.gradients_after, device.gradients_at_step
     gradients = Part("gradients", "device", after if at_step is None else at_step)
@@ -196,10 +196,9 @@ def fullest(workload: Workload, device: DeviceParts) -> tuple[str, list[Part]]:
     return moment, [*device.always, *held[moment]]
 
 
-def _passes(workload: Workload, device: DeviceParts) -> dict[str, list[Part]]:
+def _passes(counts: Activations, device: DeviceParts) -> dict[str, list[Part]]:
     """Return the parts of the passes beside `DeviceParts.passes`, at their fullest moments."""
-    counts = Activations(workload)
-    whole, layer = _kept(workload, device.layer_activations)
+    whole, layer = _kept(counts, device.layer_activations)
     buffers = Part(
         "activation buffers", "device", ACTIVATION_BUFFERS * max(counts.leaving_bytes())
     )
@@ -211,7 +210,7 @@ def _passes(workload: Workload, device: DeviceParts) -> dict[str, list[Part]]:
         Part("recomputed layer", "device", again + device.layer_activations if again else 0.0),
         Part("activations' gradients", "device", counts.gradient_bytes(), "of one layer"),
     ]
-    tied = workload.tied_bytes() if device.trains_tables else 0.0
+    tied = counts.workload.tied_bytes() if device.trains_tables else 0.0
     return {
         "loss": [
             Part("activations", "device", whole),
@@ -234,14 +233,14 @@ def _passes(workload: Workload, device: DeviceParts) -> dict[str, list[Part]]:
     }
 
 
-def _kept(workload: Workload, change: float) -> tuple[float, float]:
+def _kept(counts: Activations, change: float) -> tuple[float, float]:
     """Return the bytes of kept activations when backward starts, and when it ends.
 
     Args:
-        workload: What a step computes.
+        counts: Activations of what a step computes.
         change: Bytes by which a layer keeps more where it is not recomputed.
     """
-    counts, again = Activations(workload), workload.recomputed()
+    workload, again = counts.workload, counts.workload.recomputed
     whole, layer = sum(counts.kept_bytes()[:-1]), counts.kept_at_the_end()
     whole += change * sum(
         each.attention_width > 0 and not redone

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from experiments.training.parts.ranks.model import ForwardModel
 from experiments.training.parts.ranks.ranks import ALONE, Ranks
 from experiments.training.parts.setup import RunSetup, build_setup, make_optimizer
-from experiments.training.run.evaluation import cross_entropy, forward
+from experiments.training.run.evaluation import loss_of
 from experiments.training.settings.training import TrainSettings
 from zenflow.controller import AbstractController
 from zenflow.optimizer import ZenFlowAdamW
@@ -43,7 +43,7 @@ class ShortRun:
             batch = batch.to(self.setup.device)
             with self._model.pass_of(is_last=micro == settings.grad_accum - 1):
                 with optimizer.span("forward"):
-                    loss = cross_entropy(forward(self._model.module, batch), batch)
+                    loss = loss_of(self.setup, batch, self._model.module)
                     loss = loss / settings.grad_accum
                 with optimizer.span("backward"):
                     loss.backward()

@@ -81,8 +81,9 @@ class Request:
     backward, and so do native ones, Hopper's and Blackwell's (FlashAttention-3 and 4, cuDNN's);
     eager ones keep them."""
     loss: str = setting("tokens", section=COMPUTE, choices=LOSSES)
-    """Loss behind the last layer: cross entropy of every token's logits, their sum, or a few
-    classes of a sequence with no output layer over the vocabulary."""
+    """Loss behind the last layer: cross entropy of every token's logits, of logits that are never
+    whole (chunks: `zenflow train --chunked-loss`), their sum, or a few classes of a sequence with
+    no output layer over the vocabulary."""
     offload_activations: bool = setting(False, section=COMPUTE)
     """Whether activations wait on the host for backward."""
     kernels: str | None = setting(None, section=COMPUTE, choices=tuple(KERNELS))

@@ -5,7 +5,9 @@ Bytes of one micro-batch on one device.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sim.models.families import Layer
@@ -16,11 +18,13 @@ from sim.models.workload import Workload
 LOSS_PARTS = 8
 """Parts of a sequence whose loss is computed one after another (torchtune's default,
 modules/loss/ce_chunked_output_loss.py)."""
+CHUNK_LOGITS = 1 << 25
+"""Largest number of logits of a chunk in `zenflow train --chunked-loss`: 128 MiB in float32."""
 _RESIDENT_LAYERS = 2
 """Number of the last layers whose activations stay on the device: backward needs them first."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Activations:
     """Bytes of a workload's activations.
 
@@ -37,7 +41,7 @@ class Activations:
     workload: Workload
     """Model and batch whose activations are counted."""
 
-    def kept_bytes(self) -> list[float]:
+    def kept_bytes(self) -> Sequence[float]:
         """Return the bytes that each layer keeps from forward to backward, in order.
 
         - By Korthikanti et al. 2022, section 4.1, without the terms quadratic in the sequence,
@@ -49,13 +53,17 @@ class Activations:
           keeps of its logits.
         - Fused kernels keep less: see `Kernels`.
         """
+        return self._kept
+
+    @functools.cached_property
+    def _kept(self) -> Sequence[float]:
         work = self.workload
         is_gated = any(layer.is_gated for layer in work.distinct_layers)
         whole = {
             id(layer.parameters): self._kept_per_token(layer) for layer in work.distinct_layers
         }
         kept = []
-        for index, (layer, again) in enumerate(zip(work.layers, work.recomputed(), strict=True)):
+        for index, (layer, again) in enumerate(zip(work.layers, work.recomputed, strict=True)):
             if index == len(work.layers) - 1:
                 each = work.hidden * (self._norm_bytes(is_gated) + work.dtype_bytes)
                 each += self._kept_logit * work.vocabulary
@@ -165,7 +173,7 @@ class Activations:
         more than another layer keeps.
         """
         work, kept = self.workload, self.kept_bytes()[:-1]
-        again = work.recomputed()[:-1]
+        again = work.recomputed[:-1]
         if any(again):
             kept = [
                 size
@@ -184,6 +192,8 @@ class Activations:
         - A loss in chunks holds a chunk's logits and the gradient of the output layer's input. A
           chunk has about as many elements as that input, and its tokens are a power of two
           (Liger-Kernel, ops/fused_linear_cross_entropy.py).
+        - `zenflow train` has no kernel for that: a chunk's logits are in float32 twice, and the
+          gradient of the output layer's weight is there besides.
         - A loss in parts holds the tensors of one part at a time.
         """
         work = self.workload
@@ -196,6 +206,9 @@ class Activations:
             return float(size * logits)
         if self._loss == "classes":
             return 0.0
+        if work.loss == "chunks":
+            wide = 8.0 * min(logits, CHUNK_LOGITS)
+            return wide + size * work.hidden * (work.tokens + work.vocabulary)
         parts = math.ceil(work.vocabulary / work.hidden)
         chunk = min(work.tokens, 1 << (math.ceil(work.tokens / parts) - 1).bit_length())
         return float(size * (chunk * work.vocabulary + work.tokens * work.hidden))
@@ -206,7 +219,7 @@ class Activations:
         0 where none is recomputed.
         """
         work = self.workload
-        if not any(work.recomputed()):
+        if not any(work.recomputed):
             return 0.0
         each = [
             self._kept_per_token(layer) - self._there_already(layer)

@@ -88,7 +88,7 @@ class Work:
         known: dict[int, LayerWork] = {}
         found: list[LayerWork | None] = []
         for layer, work, redone in zip(
-            self.workload.layers, self.all(), self.workload.recomputed(), strict=True
+            self.workload.layers, self.all(), self.workload.recomputed, strict=True
         ):
             if redone and id(work) not in known:
                 known[id(work)] = self._part(layer, work) if self.workload.keeps_products else work

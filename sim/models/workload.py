@@ -6,6 +6,7 @@ where activations are recomputed (Kaplan et al. 2020, section 2.1; Korthikanti e
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,10 +27,10 @@ DTYPE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 ATTENTIONS = ("fused", "native", "eager")
 MOST_MICRO_BATCHES = 4_096
 """Most micro-batches of a step that commands take: more take minutes to simulate."""
-LOSSES = ("tokens", "parts", "float32", "sum", "classes")
+LOSSES = ("tokens", "parts", "chunks", "float32", "sum", "classes")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Workload:
     """A model and its batch, on each device.
 
@@ -73,7 +74,8 @@ class Workload:
     loss: str = "tokens"
     """Loss behind the last layer, one of `LOSSES`.
 
-    Cross entropy of each token's logits by `kernels`, of all of them or of one part after another;
+    Cross entropy of each token's logits by `kernels`, of all of them or of one part after another,
+    or of logits that the output layer makes chunk by chunk, as `zenflow train` does;
     by PyTorch's own in float32, where layers alone are compiled; their sum, as benchmarks take it;
     or a few classes of a sequence, with no output layer over the vocabulary."""
     is_causal: bool = True
@@ -153,12 +155,14 @@ class Workload:
         """Tokens of one step on one device."""
         return self.tokens * self.accumulation
 
-    @property
+    # Sums over all layers are asked for again and again: they are made once.
+
+    @functools.cached_property
     def parameters(self) -> tuple[Parameter, ...]:
         """All tensors, in the order of forward."""
         return tuple(parameter for layer in self.layers for parameter in layer.parameters)
 
-    @property
+    @functools.cached_property
     def num_params(self) -> int:
         """Parameters of the model, tied ones counted once."""
         sizes = {id(layer.parameters): layer.numel for layer in self.distinct_layers}
@@ -179,16 +183,16 @@ class Workload:
         """Whether layers that are recomputed keep attention's output and some products'."""
         return self.checkpointing == BY_OPERATION
 
-    def recomputed(self) -> list[bool]:
-        """Return whether each layer is recomputed, in the order of forward."""
-        return recomputed(self.layers, self.checkpointing)
+    @functools.cached_property
+    def recomputed(self) -> tuple[bool, ...]:
+        """Whether each layer is recomputed, in the order of forward."""
+        return tuple(recomputed(self.layers, self.checkpointing))
 
-    @property
-    def distinct_layers(self) -> list[Layer]:
+    @functools.cached_property
+    def distinct_layers(self) -> tuple[Layer, ...]:
         """Layers that don't share their parameters' shapes with one before, in order."""
-        return list({id(layer.parameters): layer for layer in reversed(self.layers)}.values())[
-            ::-1
-        ]
+        last_first = {id(layer.parameters): layer for layer in reversed(self.layers)}
+        return tuple(reversed(last_first.values()))
 
     def normed_width(self, layer: Layer) -> float:
         """Return the width that a layer's norms have together: two, and those of its family."""
@@ -226,7 +230,7 @@ class Workload:
         """Number of rows of the embedding's table."""
         return self.layers[0].parameters[0].shape[0]
 
-    @property
+    @functools.cached_property
     def hidden(self) -> int:
         """Width of the residual stream."""
         inner = next((layer for layer in self.layers if layer.attention_width), None)

@@ -57,6 +57,8 @@ def train_command(plan: Plan, wishes: Wishes) -> str | None:
     words += ["--grad-accum", str(work.accumulation)] if work.accumulation > 1 else []
     rate = learning_rate(wishes.model)
     words += [] if rate is None else ["--lr", written(rate)]
+    if work.loss == "chunks":
+        words.append("--chunked-loss")
     if wishes.tokens is None:
         words += ["--epochs", "1"]
     else:
@@ -78,11 +80,12 @@ def _round_steps(count: float) -> int:
 def _in_python(change: str) -> str:
     """Return a changed setting as an argument in Python.
 
-    >>> _in_python("queue_depth=2"), _in_python("host_state=compact")
-    ('queue_depth=2', 'host_state="compact"')
+    >>> _in_python("queue_depth=2"), _in_python("gradient_link=e4m3")
+    ('queue_depth=2', 'gradient_link="e4m3"')
     """
     name, _, value = change.partition("=")
-    return f'{name}="{value}"' if value.isalpha() and value not in ("True", "False") else change
+    is_word = value.isidentifier() and value not in ("True", "False")
+    return f'{name}="{value}"' if is_word else change
 
 
 def what_to_run(plan: Plan, wishes: Wishes) -> Iterator[str]:

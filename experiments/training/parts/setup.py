@@ -18,6 +18,7 @@ from experiments.training.parts.data.batches import TrainingData, make_batches, 
 from experiments.training.parts.data.fingerprint import fingerprint
 from experiments.training.parts.data.tokens import TextTokenizer
 from experiments.training.parts.memory_check import check_device_memory, check_host_memory
+from experiments.training.parts.models.chunked_loss import output_layer
 from experiments.training.parts.models.named import NamedModel, find_model
 from experiments.training.parts.models.pretrained import (
     load_model,
@@ -112,6 +113,12 @@ def build_setup(
             model = load_model(found, settings, tokenizer, data.num_classes)
     model.to(dtype=DTYPES[settings.dtype])
     model.train()
+    if settings.chunked_loss:
+        if data.task == "classification":
+            raise ConfigError(
+                "--chunked-loss is for language models, and these texts have classes: leave it out"
+            )
+        output_layer(model, settings.model)
     if settings.checkpointing:
         recompute_activations(model, settings.model)
     if ranks.parallel == "fsdp":

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from experiments.training.parts.setup import RunSetup
-from experiments.training.run.evaluation import cross_entropy, forward
+from experiments.training.run.evaluation import loss_of
 
 COPY_SHARE = 1.2
 """Time of one copy of the model over the link, as a share of forward and backward."""
@@ -67,7 +67,7 @@ def _compute_seconds(setup: RunSetup) -> float:
     started = time.perf_counter()
     for micro in range(setup.settings.grad_accum):
         batch = setup.data.train.batch(micro).to(setup.device)
-        cross_entropy(forward(setup.model, batch), batch).backward()
+        loss_of(setup, batch).backward()
     seconds = time.perf_counter() - started
     setup.model.zero_grad()
     return seconds

@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from experiments.output.run_types import Evaluation
 from experiments.training.parts.data.batches import IGNORED, Batch
+from experiments.training.parts.models.chunked_loss import loss_in_head, output_layer
 from experiments.training.parts.setup import RunSetup
 
 
@@ -15,6 +16,21 @@ def forward(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     masks = {} if batch.mask is None else {"attention_mask": batch.mask}
     logits: torch.Tensor = model(input_ids=batch.inputs, **masks).logits
     return logits
+
+
+def loss_of(setup: RunSetup, batch: Batch, module: torch.nn.Module | None = None) -> torch.Tensor:
+    """Return the mean loss of a batch, float32 ().
+
+    Args:
+        setup: The run.
+        batch: The batch, on the run's device.
+        module: Model in what shares it between ranks; None is the model itself.
+    """
+    model = setup.model if module is None else module
+    if not setup.settings.chunked_loss:
+        return cross_entropy(forward(model, batch), batch)
+    with loss_in_head(output_layer(setup.model, setup.settings.model), batch.targets):
+        return forward(model, batch)
 
 
 def cross_entropy(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -33,10 +49,14 @@ def evaluate(setup: RunSetup) -> Evaluation:
     losses = correct = targets = 0.0
     for index in range(min(setup.settings.eval_batches, data.held_out.per_epoch)):
         batch = data.held_out.batch(index).to(device)
-        logits = forward(setup.model, batch)
         num_targets = batch.targets.numel()
-        losses += cross_entropy(logits, batch).item() * num_targets
-        correct += (logits.argmax(-1) == batch.targets).sum().item()
+        if data.task == "classification":
+            logits = forward(setup.model, batch)
+            loss = cross_entropy(logits, batch)
+            correct += (logits.argmax(-1) == batch.targets).sum().item()
+        else:
+            loss = loss_of(setup, batch)
+        losses += loss.item() * num_targets
         targets += num_targets
     of_ranks = setup.ranks.gather([losses, correct, targets]).get()
     losses, correct, targets = (sum(parts) for parts in zip(*of_ranks, strict=True))

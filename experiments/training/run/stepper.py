@@ -13,7 +13,7 @@ from experiments.training.parts.files.checkpoint import Checkpoint
 from experiments.training.parts.files.run_state import load_run
 from experiments.training.parts.ranks.model import ForwardModel
 from experiments.training.parts.setup import RunSetup, make_optimizer, make_schedule
-from experiments.training.run.evaluation import cross_entropy, forward
+from experiments.training.run.evaluation import loss_of
 from experiments.training.run.saved.random_state import (
     Generators,
     generators,
@@ -73,7 +73,7 @@ class Stepper:
             batch = self._setup.data.train.batch(done * settings.grad_accum + micro).to(device)
             with self._forward_model.pass_of(is_last=micro == settings.grad_accum - 1):
                 with self.optimizer.span("forward"):
-                    part = cross_entropy(forward(self._forward_model.module, batch), batch)
+                    part = loss_of(self._setup, batch, self._forward_model.module)
                     part = part / settings.grad_accum
                 with self.optimizer.span("backward"):
                     self._scaler.scale(part).backward()

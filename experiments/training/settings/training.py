@@ -106,6 +106,8 @@ class TrainSettings(TuningSettings):
     """Precision of the parameters; by default that of their weights."""
     checkpointing: bool = setting(False)
     """Recompute each layer's activations in backward."""
+    chunked_loss: bool = setting(False)
+    """Make logits chunk by chunk, never all at once: a large vocabulary's take the most memory."""
     grad_scaler: Mapping[str, float] = field(default_factory=dict)
     """Arguments of torch's ``GradScaler``, used with float16."""
     parallel: str | None = setting(None, choices=PARALLEL)
@@ -195,6 +197,7 @@ class TrainSettings(TuningSettings):
             accumulation=self.grad_accum,
             dtype=self.dtype,
             checkpointing=self.checkpointing,
+            loss="chunks" if self.chunked_loss else "tokens",
         )
 
     def with_strategy(self, name: str) -> TrainSettings:
@@ -276,6 +279,11 @@ def _combination_errors(settings: TrainSettings) -> Iterator[str]:
         yield (
             "float16 parameters need gradients='keep': the loss scaler looks at all gradients "
             "before the step, and in release mode they have left by then"
+        )
+    if settings.dtype == "float16" and settings.chunked_loss:
+        yield (
+            "float16 parameters need --no-chunked-loss: a chunk's gradients are computed before "
+            "they are scaled, and small ones vanish in 16 bits"
         )
     if settings.parallel is None:
         return

@@ -160,7 +160,7 @@ def _adapted(
         raise ConfigError("a trace is of the training that it has: leave out --from-trace")
     device, is_compiled = costs.hardware.device, workload.kernels == "compiled"
     works, leaving = Work(workload).all(), Activations(workload).leaving_bytes()
-    again = workload.recomputed()
+    again = workload.recomputed
     for index, (layer, work, away) in enumerate(zip(workload.layers, works, leaving, strict=True)):
         forward, backward = layer_seconds(
             work, device, workload.dtype, is_frozen=True, is_compiled=is_compiled

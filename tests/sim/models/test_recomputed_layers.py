@@ -42,7 +42,7 @@ def near(value):
     ],
 )
 def test_layers_that_are_recomputed_are_spread_evenly(share, numbers):
-    found = llama(share).recomputed()
+    found = llama(share).recomputed
     assert found[0] is found[-1] is False  # table and output layer
     assert [index for index, again in enumerate(found[1:-1]) if again] == list(numbers)
 
@@ -53,7 +53,7 @@ def test_a_fraction_is_as_many_layers_as_it_says(count):
     for layers in (count, 49, 80):
         work = Workload.of_config("own", {**config, "num_hidden_layers": layers})
         work = replace(work, checkpointing=min(1.0, count / layers))
-        assert sum(work.recomputed()) == min(count, layers)
+        assert sum(work.recomputed) == min(count, layers)
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 16, 20, 31, 32])

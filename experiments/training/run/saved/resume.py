@@ -14,7 +14,7 @@ from experiments.training.parts.data.fingerprint import shown
 from experiments.training.parts.files.checkpoint import Checkpoint
 from experiments.training.parts.setup import RunSetup
 from experiments.training.settings.rates import end_of_fall, warmup_steps
-from experiments.training.settings.training import PACES
+from experiments.training.settings.training import PACES, TrainSettings
 from zenflow.errors import CheckpointError
 
 FREE_TO_CHANGE = frozenset(
@@ -34,7 +34,9 @@ CHANGEABLE = ("lr", "max_grad_norm")
 
 def check_same_run(setup: RunSetup, checkpoint: Checkpoint) -> None:
     """Raise ``CheckpointError``, saying what differs, unless the run can go on exactly."""
-    saved, asked = checkpoint.state["settings"], setup.settings.to_dict()
+    # An earlier version knew fewer settings.
+    saved = {**TrainSettings().to_dict(), **checkpoint.state["settings"]}
+    asked = setup.settings.to_dict()
     before, now = checkpoint.state["data"], setup.fingerprint
     allowed = {*FREE_TO_CHANGE, *CHANGEABLE}
     if setup.settings.is_compact:
@@ -42,9 +44,9 @@ def check_same_run(setup: RunSetup, checkpoint: Checkpoint) -> None:
     if before is not None and before == now:
         allowed |= {"data"}  # the same texts in another place
     differences = [
-        f"{name} was {saved.get(name)!r}, now {value!r}"
+        f"{name} was {saved[name]!r}, now {value!r}"
         for name, value in asked.items()
-        if name not in allowed and _comparable(saved.get(name)) != _comparable(value)
+        if name not in allowed and _comparable(saved[name]) != _comparable(value)
     ]
     differences += _model_differences(_shapes(checkpoint.state), setup.model.state_dict())
     if differences:

@@ -187,7 +187,7 @@ def test_memory_that_runs_out_on_the_way_is_told_in_words(tmp_path, monkeypatch,
     def fail(*_):
         raise error
 
-    monkeypatch.setattr("experiments.training.run.stepper.forward", fail)
+    monkeypatch.setattr("experiments.training.run.stepper.loss_of", fail)
     data = write_text(tmp_path / "a.txt")
     said = ended(1, *FAST, "--data", data, "--steps", "1", "--out", tmp_path / "run")
     assert f"{words} is too small for this run" in said

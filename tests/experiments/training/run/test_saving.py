@@ -123,20 +123,20 @@ def test_minutes_save_without_steps_and_nothing_else_does(monkeypatch, tmp_path,
 @pytest.fixture
 def broken(monkeypatch):
     """Let the loss of a step go wrong until it is mended."""
-    real = stepper.cross_entropy
+    real = stepper.loss_of
 
     def break_step(number, make=lambda loss: loss * math.nan):
         calls = [0]
 
-        def loss_of(logits, batch):
+        def loss_of(*of):
             calls[0] += torch.is_grad_enabled()
-            loss = real(logits, batch)
+            loss = real(*of)
             return make(loss) if calls[0] == number and torch.is_grad_enabled() else loss
 
-        monkeypatch.setattr(stepper, "cross_entropy", loss_of)
+        monkeypatch.setattr(stepper, "loss_of", loss_of)
 
     yield break_step
-    monkeypatch.setattr(stepper, "cross_entropy", real)
+    monkeypatch.setattr(stepper, "loss_of", real)
 
 
 def test_a_norm_that_is_not_finite_ends_a_run_that_is_saved(tmp_path, flags, broken):

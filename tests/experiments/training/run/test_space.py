@@ -156,15 +156,15 @@ def test_resuming_a_run_without_checkpoints_says_that_it_was_to_have_none(tmp_pa
 
 def signal_at(monkeypatch, step):
     """Let Ctrl-C come in a step."""
-    real, calls = stepper.cross_entropy, []
+    real, calls = stepper.loss_of, []
 
-    def loss(logits, batch):
+    def loss(*of):
         calls.append(0)
         if len(calls) == step:
             os.kill(os.getpid(), signal.SIGINT)
-        return real(logits, batch)
+        return real(*of)
 
-    monkeypatch.setattr(stepper, "cross_entropy", loss)
+    monkeypatch.setattr(stepper, "loss_of", loss)
 
 
 def test_a_signal_ends_a_run_without_checkpoints_and_says_what_that_means(
@@ -193,7 +193,7 @@ def test_a_resumed_run_that_saves_no_more_goes_on_from_what_there_is(tmp_path, f
 
 
 def test_an_error_without_checkpoints_offers_none(tmp_path, flags, monkeypatch):
-    monkeypatch.setattr(stepper, "cross_entropy", lambda *_: 1 / 0)
+    monkeypatch.setattr(stepper, "loss_of", lambda *_: 1 / 0)
     said = ended(1, "--out", tmp_path / "run", *flags, "--steps", "2", "--no-checkpoint")
     assert "Nothing of it can be resumed, as --no-checkpoint asked" in said
     assert not (tmp_path / "run" / "checkpoint").exists()
