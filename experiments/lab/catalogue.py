@@ -55,6 +55,7 @@ _MODULES = {
     "sst2": "evidence.studies.sst2.study",
     "small_data": "evidence.studies.small_data.study",
     "host_state": "evidence.studies.host_state",
+    "compression": "evidence.studies.compression.study",
     **{f"{WHAT_IF}/{name}": "experiments.sweeps.studies" for name in _QUESTIONS},
 }
 """Module of each study, which exports it as STUDY, or several as STUDIES."""

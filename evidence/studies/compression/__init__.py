@@ -1,0 +1,1 @@
+"""Formats of few bytes on tensors of a real training: error, ratio and speed."""
