@@ -61,6 +61,8 @@ class CompactBlock(ExactBlock):
 class CompactReference(Reference):
     """Feed `step` gradients, read `weights`; `eval` shows the true ones."""
 
+    made = CompactBlock
+
     def __init__(self, *arguments, depth, is_random=False):
         """Let `depth` gradients wait at most, and round at random or to nearest."""
         self.block = partial(self.make, depth)
@@ -77,9 +79,8 @@ class CompactReference(Reference):
                     state.set_weights(bits.T)
                     b.master[:, ~b.important] = state.weights().T
 
-    @staticmethod
-    def make(depth, *arguments):
-        block = CompactBlock(*arguments)
+    def make(self, depth, *arguments):
+        block = self.made(*arguments)
         block.depth = depth if block.is_split else float("inf")
         return block
 

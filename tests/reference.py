@@ -21,22 +21,29 @@ class ExactBlock(Block):
 
     column_squares = row_squares = 0.0
     """Second moments in the mean: by column, and by row of the whole parameter."""
+    lands = False
+    """Whether an upload has landed in this step."""
+
+    def sent(self, grad):
+        """Return a gradient as the owners of its columns get it."""
+        return grad
 
     def next_squares(self, grad, row_squares):
         beta2 = self.group["betas"][1]
         columns = beta2 * self.column_squares + (1 - beta2) * grad.square().mean(0)
         return columns, beta2 * self.row_squares + (1 - beta2) * row_squares
 
-    def fresh_step(self, grad, row_squares, num_forwards, interval):
+    def fresh_step(self, grad, clip, row_squares, num_forwards, interval):
         """Move deferred weights by the gradient's expected share of AdamW's motion."""
         lr, (beta1, beta2), t = self.group["lr"], self.group["betas"], self.steps[0].item() + 1
         moves = [(1 - beta1) * beta1**i / (1 - beta1 ** (t + i)) for i in range(num_forwards)]
         ages = [j - delay(beta1, interval) for j in range(1, num_forwards + 1)]
         share = sum(first(age, moves) for age in ages) / num_forwards if num_forwards else 0
-        rate = lr * share * (1 - beta2**t) ** 0.5
+        rate = clip * lr * share * (1 - beta2**t) ** 0.5
         floor = max(1e-15, self.group["eps"] * (1 - beta2**t) ** 0.5) ** 2
-        columns, rows = (x + floor for x in self.next_squares(grad, row_squares))
-        moved = self.weight.float() - rate * grad / (rows[:, None] * columns / rows.mean()).sqrt()
+        columns, rows = (x + floor for x in self.next_squares(clip * grad, row_squares))
+        seen = self.sent(grad) if self.lands else grad
+        moved = self.weight.float() - rate * seen / (rows[:, None] * columns / rows.mean()).sqrt()
         self.weight[:, ~self.important] = moved.to(self.weight.dtype)[:, ~self.important]
 
     def took_step(self, is_due):
@@ -48,10 +55,10 @@ class ExactBlock(Block):
     def ended(self):
         """Note a window's end, once its upload is made."""
 
-    def adamw(self, grad, row_squares):
+    def adamw(self, grad, clip, row_squares):
         every = torch.ones(len(self.score), dtype=torch.bool)
-        self.column_squares, self.row_squares = self.next_squares(grad, row_squares)
-        self.move_moments(every, grad)
+        self.column_squares, self.row_squares = self.next_squares(clip * grad, row_squares)
+        self.move_moments(every, clip * self.sent(grad))
         self.move_weights(every)
 
     def make_upload(self, lag, num_forwards):
@@ -72,8 +79,9 @@ class Reference(Windows):
     def step(self, grads):
         pairs, clip = self.begin(grads)
         for b in self.blocks:
-            if self.t in (b.land_step, b.due_step):  # before the next window ends
-                b.land_step = None if b.land_step is None else b.show(~b.important)
+            b.lands = b.land_step is not None and self.t in (b.land_step, b.due_step)
+            if b.lands:  # before the next window ends
+                b.land_step = b.show(~b.important)
         grads = dict(pairs)
         for run in self.runs:
             matrix = [grads[b] for b in run if b in grads]
@@ -81,8 +89,9 @@ class Reference(Windows):
             for b in run if matrix else []:
                 landing = b.due_step + self.lag(b.due_step)
                 interval = self.rule.update_interval
-                b.fresh_step(self.clip * grads[b], self.clip**2 * rows, landing - self.t, interval)
-                b.adamw(clip * grads[b], clip**2 * rows)
+                num_forwards = landing - self.t
+                b.fresh_step(grads[b], self.clip, self.clip**2 * rows, num_forwards, interval)
+                b.adamw(grads[b], clip, clip**2 * rows)
                 b.weight[:, b.important] = b.master[:, b.important].to(b.weight.dtype)
                 b.took_step(b.due_step == self.t and not self.resizes)
         due = [b for b in self.blocks if b.due_step == self.t]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from zenflow.checks import is_number
 from zenflow.errors import ConfigError, raise_violations, unknown_name
-from zenflow.host_state import MOST_WAITING, HostState
+from zenflow.host_state import MOST_WAITING, GradientLink, HostState
 from zenflow.presets import PRESET_CHANGES, PRESETS
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PRESETS",
+    "GradientLink",
     "HostState",
     "SelectStrategy",
     "UpdateRule",
@@ -95,6 +96,15 @@ class ZenFlowConfig:
       result: None is the smaller of 4 and S there. For the exact rule only.
     """
 
+    gradient_link: GradientLink = "model"
+    """Format in which deferred gradients leave the device and wait on the host.
+
+    - ``model``: the parameter's dtype.
+    - ``e4m3``: 1.02 bytes a number: eight bits, rounded to nearest, with an exponent for each 64.
+      Selection, clipping and the device's own columns use the gradient as it is. For the exact
+      rule with overlapped updates only.
+    """
+
     full_warm_up_rounds: int = 0
     """Number of first steps W in which every update lands inside its own step: plain AdamW."""
 
@@ -143,6 +153,11 @@ class ZenFlowConfig:
     def is_compact(self) -> bool:
         """Whether the host's weights and moments are rounded to fewer bytes."""
         return self.host_state == "compact"
+
+    @property
+    def rounds_gradients(self) -> bool:
+        """Whether the host gets gradients rounded to eight bits."""
+        return self.gradient_link == "e4m3"
 
     @property
     def rolling(self) -> bool:
@@ -221,6 +236,7 @@ _CHOICES = {
     "select_strategy": get_args(SelectStrategy),
     "update_rule": get_args(UpdateRule),
     "host_state": get_args(HostState),
+    "gradient_link": get_args(GradientLink),
 }
 
 
@@ -274,6 +290,18 @@ def _cross_violations(config: ZenFlowConfig) -> Iterator[str]:
             "host_state must be 'float32' under the published rule, got 'compact': leave it out, "
             "or set update_rule to 'exact'"
         )
+
+    if config.gradient_link == "e4m3":
+        for name, value, fits in (
+            ("update_rule", config.update_rule, "exact"),
+            ("overlap_step", config.overlap_step, True),
+            ("full_warm_up_rounds", config.full_warm_up_rounds, 0),
+        ):
+            if value != fits:
+                yield (
+                    f"{name} must be {fits!r} with gradient_link='e4m3', got {value!r}: change "
+                    "it, or leave gradient_link out"
+                )
 
 
 def _remedy(name: str) -> str:

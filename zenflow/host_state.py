@@ -1,13 +1,16 @@
-"""Formats of the host's weights and moments: names and sizes. The simulator counts by them too."""
+"""Formats of what the host keeps: names and sizes. The simulator counts by them too."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 HostState = Literal["float32", "compact"]
+"""Format of the host's weights and moments."""
+GradientLink = Literal["model", "e4m3"]
+"""Format of gradients on the link, and of those that wait on the host."""
 
 GROUP = 64
-"""Number of elements of a column that share an exponent byte in the compact format."""
+"""Number of elements of a column that share an exponent byte, in all formats of few bytes."""
 MOST_WAITING = 64
 """Largest number of gradients that one pass applies to compact state."""
 
@@ -20,4 +23,41 @@ def state_bytes(host_state: HostState, num_columns: int, num_rows: int) -> int:
     """
     if host_state == "float32":
         return 12 * num_columns * num_rows
-    return num_columns * (5 * num_rows + 2 * -(-num_rows // GROUP))
+    return num_columns * (5 * num_rows + 2 * num_groups(num_rows))
+
+
+def gradient_width(gradient_link: GradientLink, num_rows: int) -> int:
+    """Return the length of a gradient's column on the link, in numbers of its type there.
+
+    An 8-bit column of O numbers is followed by an exponent byte for each 64 of them.
+
+    >>> gradient_width("model", 1000), gradient_width("e4m3", 1000)
+    (1000, 1016)
+    """
+    return num_rows if gradient_link == "model" else num_rows + num_groups(num_rows)
+
+
+def gradient_bytes(gradient_link: GradientLink, dtype_bytes: int) -> float:
+    """Return the bytes of a gradient's number on the link, in a long column.
+
+    >>> gradient_bytes("model", 2), gradient_bytes("e4m3", 2)
+    (2, 1.015625)
+    """
+    if gradient_link == "model":
+        return dtype_bytes
+    return gradient_width(gradient_link, GROUP) / GROUP
+
+
+def column_bytes(gradient_link: GradientLink, num_rows: int, dtype_bytes: int) -> int:
+    """Return the bytes of a gradient's column on the link.
+
+    >>> column_bytes("model", 1000, 2), column_bytes("e4m3", 1000, 2)
+    (2000, 1016)
+    """
+    size = dtype_bytes if gradient_link == "model" else 1
+    return size * gradient_width(gradient_link, num_rows)
+
+
+def num_groups(num_rows: int) -> int:
+    """Return the number of groups of a column, the last of which may be shorter."""
+    return -(-num_rows // GROUP)

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zenflow.host import e4m3
 from zenflow.host.compact import CompactState
 from zenflow.host.jobs import AdamStep, CatchUpJob, CompactJob, HostJob, SumJob, Upload
 from zenflow.host.pool import HostPool
+from zenflow.host_state import gradient_bytes, gradient_width
 
 COLUMNS = 4096
 CACHED_PARAMS = 1 << 15  # 0.9 MB of counted bytes: fits a core's second-level cache
@@ -22,6 +24,8 @@ BETAS, EPS, LR, DECAY = (0.9, 0.999), 1e-8, 1e-4, 0.01
 STEP = AdamStep(LR, *BETAS, EPS, decay=1 - LR * DECAY)
 DEPTHS = (1, 2, 4, 8)
 """Numbers of gradients of one pass, q."""
+SHORT_DEPTH = 4
+"""Number of gradients of the passes that take gradients of eight bits in."""
 WINDOW = 4
 """Number of gradients of the published rule's window."""
 
@@ -34,6 +38,12 @@ def replay_of(depth: int) -> str:
 def compact_replay_of(depth: int) -> str:
     """Return the name of the pass over compact state that takes so many gradients in."""
     return f"compact replay, q = {depth}"
+
+
+def short_replay_of(depth: int, *, is_compact: bool = False) -> str:
+    """Return the name of a pass that takes so many gradients of eight bits in."""
+    name = compact_replay_of(depth) if is_compact else replay_of(depth)
+    return f"{name}, 8-bit gradients"
 
 
 OURS, PUBLISHED, CAST, FUSED, DEEPSPEED, BITSANDBYTES = (
@@ -120,6 +130,14 @@ class State:
             grad.copy_(self.grad)
         return grads
 
+    def short_grads(self, count: int) -> list[Tensor]:
+        """Return so many gradients of eight bits, each in memory of its own."""
+        width = gradient_width("e4m3", COLUMNS)
+        grads = [torch.empty(self.rows, width, dtype=torch.uint8) for _ in range(count)]
+        for grad in grads:
+            e4m3.encode(self.grad, grad)
+        return grads
+
     def adopt(self, optimizer: torch.optim.Optimizer, step: Tensor | int) -> None:
         """Give the optimizer our moments, so that all jobs walk over the same memory."""
         moments = {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
@@ -159,6 +177,13 @@ def our_jobs(state: State, threads: int) -> list[Job]:
             gradients=depth)
         for depth in DEPTHS
     ]  # fmt: skip
+    short = state.short_grads(SHORT_DEPTH)
+    sent = SHORT_DEPTH * gradient_bytes("e4m3", 2)
+    for job, held in ((state.replay(short), 26), (state.compact(short), 12.0625)):
+        name = short_replay_of(SHORT_DEPTH, is_compact=isinstance(job, CompactJob))
+        compact.append(
+            Job(name, held + sent, runs(job), traffic=held + 2 + sent, gradients=SHORT_DEPTH)
+        )
     summing = 2 * WINDOW + 4 + 8 * (WINDOW - 1)
     window = runs(*sums, state.replay([total]))
     published = Job(PUBLISHED, 30 + summing, window, traffic=36 + summing, gradients=WINDOW)

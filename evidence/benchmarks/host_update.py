@@ -92,18 +92,22 @@ def coding_steps() -> dict[str, float]:
     """Return the time in which a core codes compact state once, in steps and in seconds.
 
     Of data in its cache, an element, without uploads: a pass over compact state takes as many
-    steps as one over float32 state, decodes before them and encodes behind. Both take turns, in
-    seconds of the thread alone, whoever else is at work.
+    steps as one over float32 state, decodes before them and encodes behind. With gradients of
+    eight bits a pass decodes each of these besides. All take turns, in seconds of the thread
+    alone, whoever else is at work.
     """
     pool = HostPool.open(0)
     assert pool is not None
     found: dict[int, list[float]] = {}
     for depth in DEPTHS:
         state = State(CACHED_PARAMS)
-        grads = state.grads(depth)
-        passes = [replace(job, upload=None) for job in (state.replay(grads), state.compact(grads))]
+        grads, short = state.grads(depth), state.short_grads(depth)
+        passes = [
+            replace(job, upload=None)
+            for job in (state.replay(grads), state.compact(grads), state.replay(short))
+        ]
         jobs = [job.encode() for job in passes]  # they hold addresses alone
-        bursts: list[list[float]] = [[], []]
+        bursts: list[list[float]] = [[] for _ in jobs]
         for _ in range(41):
             for job, own in zip(jobs, bursts, strict=True):
                 started = time.thread_time()
@@ -114,8 +118,17 @@ def coding_steps() -> dict[str, float]:
     pool.close()
     first, last = DEPTHS[0], DEPTHS[-1]
     step = (found[last][0] - found[first][0]) / (last - first)
-    coding = statistics.median(compact - plain for plain, compact in found.values())
-    return {"coding_seconds": coding, "step_seconds": step, "coding_steps": coding / step}
+    coding = statistics.median(compact - plain for plain, compact, _ in found.values())
+    decoding = statistics.median(
+        (short - plain) / depth for depth, (plain, _, short) in found.items()
+    )
+    return {
+        "coding_seconds": coding,
+        "step_seconds": step,
+        "coding_steps": coding / step,
+        "decoding_seconds": decoding,
+        "decoding_steps": decoding / step,
+    }
 
 
 def measure(params: int, threads: int, repeats: int) -> dict[str, Any]:
@@ -192,7 +205,9 @@ def show(record: dict[str, Any]) -> None:
     coding = record["compact_state"]
     print(
         f"compact state is coded in {1e9 * coding['coding_seconds']:.2f} ns a pass and element, "
-        f"{coding['coding_steps']:.2f} steps of {1e9 * coding['step_seconds']:.3f} ns"
+        f"{coding['coding_steps']:.2f} steps of {1e9 * coding['step_seconds']:.3f} ns; a gradient "
+        f"of 8 bits is decoded in {1e9 * coding['decoding_seconds']:.3f} ns, "
+        f"{coding['decoding_steps']:.2f} steps"
     )
 
 

@@ -16,8 +16,9 @@ from sim.hardware.profile import HardwareProfile
 from sim.timing.block_plan import blocks_of, host_memory_of, laid_out
 from sim.timing.costs import is_split
 from sim.timing.division import Division
-from sim.timing.host_memory import HostMemory, largest
+from sim.timing.host_memory import HostMemory, groups_rows, largest
 from zenflow.config import ZenFlowConfig
+from zenflow.host_state import column_bytes, gradient_bytes
 from zenflow.report import MemoryPlan
 from zenflow.rule.sizes import (
     BANK_ELEMENTS,
@@ -51,8 +52,6 @@ class EngineMemory:
     """Bytes of owners, step counts and moving averages of columns and rows in a checkpoint."""
     packed: int
     """Bytes of packed gradients on a device without a ring: the largest matrix's, twice."""
-    columns: tuple[tuple[int, int], ...]
-    """Number of deferred columns, and bytes of one on the host, of each split matrix."""
     block: int
     """Number of deferred elements of the largest block."""
     split: int
@@ -88,12 +87,25 @@ class EngineMemory:
     @property
     def ring(self) -> int:
         """Bytes of the ring through which released gradients leave a GPU."""
-        return ring_bytes(self.columns)
+        link, size = self.host.config.gradient_link, self.dtype_bytes
+        return ring_bytes(
+            (count, column_bytes(link, rows, size)) for count, rows in self.host.matrices
+        )
 
     @property
     def uploads(self) -> int:
         """Bytes of all upload buffers."""
         return self.host.upload_buffer * self.host.num_uploads
+
+    @property
+    def sent(self) -> float:
+        """Bytes of a step's deferred gradients on the link."""
+        return self.deferred * gradient_bytes(self.host.config.gradient_link, self.dtype_bytes)
+
+    @property
+    def training_weights(self) -> int:
+        """Bytes of training's weights under `eval()`, beside the memory of gradients."""
+        return self.host.training_weights(self.depth)
 
     @property
     def bank_temporaries(self) -> int:
@@ -127,16 +139,11 @@ class EngineMemory:
             )
         }
         parts |= {name: -(-getattr(self, name) // division.host) for name in ("packed", "block")}
-        size = self.dtype_bytes
-        columns = tuple(
-            (count, -(-num_bytes // size // division.host) * size)
-            for count, num_bytes in self.columns
-        )
         host = self.host.divided(division.host)
         if division.host > division.device:
             whole = min(GATHERED_BYTES, host.upload_buffer * division.host)
             parts["gathered"] = GATHERED_COPIES * whole
-        return replace(self, host=host, columns=columns, **parts)
+        return replace(self, host=host, **parts)
 
     def on(self, hardware: HardwareProfile, reserve: float = 0.0) -> EngineMemory:
         """Return the need with as many waiting gradients as a machine's host has room for.
@@ -170,7 +177,7 @@ class EngineMemory:
             num_params=self.num_params,
             split_params=self.split,
             model_bytes=self.num_params * self.dtype_bytes,
-            host_bytes=host.state + host.sums + host.steps + pinned,
+            host_bytes=host.state + host.sums + host.steps + pinned + self.training_weights,
             pinned_bytes=pinned,
             queue_depth=self.depth,
             device_extra_bytes=self.device_state + self.column_vectors,
@@ -186,9 +193,9 @@ def can_divide(
 ) -> bool:
     """Whether devices may share the host's state as a division says; arguments as elsewhere.
 
-    Only the groups of rows of compact state can't be cut.
+    Only groups of rows with a common exponent can't be cut.
     """
-    if not config.is_compact:
+    if not groups_rows(config):
         return True
     return engine_memory(shapes, config, dtype_bytes).host.cut_rows(division.host) is None
 
@@ -232,7 +239,11 @@ def _engine_memory(
     columns = [0] * len(split)
     for block in blocks:
         columns[block.matrix] += block.num_deferred
-    packed = [rows * own * dtype_bytes for (rows, _), own in zip(split, columns, strict=True)]
+    link = config.gradient_link
+    packed = [
+        own * column_bytes(link, rows, dtype_bytes)
+        for (rows, _), own in zip(split, columns, strict=True)
+    ]
     host = host_memory_of(tuple(split), config, dtype_bytes)
     deferred = host.deferred
     num_split = sum(rows * width for rows, width in split)
@@ -255,9 +266,6 @@ def _engine_memory(
         column_vectors=vectors,
         saved_vectors=saved,
         packed=2 * max(packed, default=0),
-        columns=tuple(
-            (own, rows * dtype_bytes) for (rows, _), own in zip(split, columns, strict=True)
-        ),
         block=max((block.deferred_elements for block in blocks), default=0),
         split=num_split,
         important=num_split - deferred,

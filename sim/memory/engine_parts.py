@@ -30,7 +30,7 @@ def engine_device_parts(
     at_step: float | None = None
     if releases and hardware.device.is_cpu:
         leaving = own.deferred * size
-        waiting = leaving * _share_that_waits(workload, hardware, leaving)
+        waiting = leaving * _share_that_waits(workload, hardware, own.sent)
         after = (own.important + own.resident) * size + min(leaving, in_flight + waiting)
     elif releases:  # a bucket's gradients are packed into the ring and freed before the next's
         in_flight = float(
@@ -69,7 +69,7 @@ def _averaged_engine_parts(
     important = float(own.important * size)
     copies = 0.0
     if is_cpu:  # which has no ring: what the link has not sent yet was copied out of the buckets
-        share = _share_that_waits(workload, hardware, own.deferred * size)
+        share = _share_that_waits(workload, hardware, own.sent)
         copies = max(own.bucket, share * own.split) * size
     return DeviceParts(
         always=[
@@ -143,6 +143,7 @@ def engine_host_parts(own: EngineMemory, count: int) -> list[Part]:
         Part("gradient staging", "pinned", count * own.host.staging),
         Part("waiting gradients", "pinned", count * own.pool, f"up to {own.depth} of a column"),
         Part("upload buffers", "pinned", count * own.uploads),
+        Part("weights of training", "pageable", count * own.training_weights, "under eval()"),
     ]
 
 

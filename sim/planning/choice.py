@@ -99,14 +99,15 @@ class Chooser:
             if like is None
             else like.planners
         )
-        if (knobs or {}).get("host_state") == "compact":
+        asked = (knobs or {}).items()
+        if {("host_state", "compact"), ("gradient_link", "e4m3")} & set(asked):
             self.planners = {n: own for n, own in self.planners.items() if self._can_be_compact(n)}
         # Steps to look at, those with most tokens first; none where weights exceed the device.
         is_hopeless = is_too_large(workload, hardware, parallel)
         self.works = [] if is_hopeless else [workload, *fewer_tokens(workload)]
 
     def _can_be_compact(self, count: int) -> bool:
-        """Whether so many devices may share compact state."""
+        """Whether so many devices may share what groups of rows have an exponent for."""
         shapes = [parameter.shape for parameter in self.workload.parameters]
         config = ZenFlowConfig(host_state="compact")
         division = Division.of(self._settings["parallel"], count)

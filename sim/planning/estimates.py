@@ -16,6 +16,7 @@ from sim.timing.framework import ddp_hooks, fsdp2_hooks
 from sim.timing.fresh_steps import measured_bytes, moved_bytes
 from sim.timing.host_passes import window_passes
 from zenflow.config import ZenFlowConfig
+from zenflow.host_state import gradient_bytes
 
 
 def estimated_seconds(costs: StepCosts, strategy: Strategy, own: EngineMemory) -> float:
@@ -30,8 +31,8 @@ def estimated_seconds(costs: StepCosts, strategy: Strategy, own: EngineMemory) -
     assert config is not None
     rates = Rates.of(hardware)
     window, size = config.update_interval, costs.dtype_bytes
-    down = float(own.deferred * size)
-    up = down / window
+    down = own.deferred * gradient_bytes(config.gradient_link, size)
+    up = own.deferred * size / window
     before, at_end = window_passes(config, size, own.depth)
     before *= 1.0 if config.is_exact else costs.intake_factor
     work = (before + at_end) * (own.deferred / window)
@@ -46,7 +47,7 @@ def estimated_seconds(costs: StepCosts, strategy: Strategy, own: EngineMemory) -
     keeps = not strategy.releases
     device = _device_seconds(costs, config, own, division)
     if not keeps and not hardware.device.is_cpu:  # backward packs what it releases
-        device += down / hardware.overheads.pack_bandwidth.value
+        device += own.deferred * size / hardware.overheads.pack_bandwidth.value
     fabric = _collective_seconds(costs, strategy, up)
     if not config.overlap_step and window == 1:  # all of it in turn
         copied = down / rates.d2h if keeps else 0.0

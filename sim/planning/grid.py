@@ -87,11 +87,12 @@ def strategies(
 
     Args:
         names: Presets.
-        knobs: Settings of the update rule that are held. The format of the host's state is that of
-            zenflow alone: other presets are there for AdamW exactly, or to compare with.
+        knobs: Settings of the update rule that are held. Formats of few bytes are zenflow's alone:
+            other presets are there for AdamW exactly, or to compare with.
         releases: Whether gradients may leave during backward.
     """
-    others = {key: value for key, value in knobs.items() if key != "host_state"}
+    formats = ("host_state", "gradient_link")
+    others = {key: value for key, value in knobs.items() if key not in formats}
     for name in names:
         default = ZenFlowConfig.preset(name)
         grid = [(k, interval) for k in KS for interval in INTERVALS] if name == "zenflow" else []

@@ -22,7 +22,7 @@ from sim.planning.improvements import Improvement, faster_parts, more_memory
 from sim.planning.options import Option
 from sim.planning.rules import EXACT
 from sim.simulate import STRATEGIES, SYSTEMS, Strategy
-from zenflow.host_state import HostState
+from zenflow.host_state import GradientLink, HostState
 
 DRAWS = 100
 """Number of draws of the machine's quantities for an interval."""
@@ -135,6 +135,7 @@ def plan(
     reshards: bool = True,
     options: Mapping[str, Any] | None = None,
     host_state: HostState | None = None,
+    gradient_link: GradientLink = "model",
 ) -> Plan:
     """Return the setting to use for a workload on a machine, and the alternatives.
 
@@ -151,6 +152,7 @@ def plan(
         options: Options of other systems, of which each takes those that it has.
         host_state: Format of the host's weights and moments under zenflow. None is float32, and
             compact where nothing may fit with that.
+        gradient_link: Format of gradients on the link and on the host under zenflow.
 
     Raises:
         ConfigError: A strategy is unknown, or the device has no peak for the workload's dtype.
@@ -174,6 +176,7 @@ def plan(
     chooser = Chooser(
         workload, hardware, names=presets, checkpointing=checkpointing, reserve=reserve,
         parallel=parallel, reshards=reshards,
+        knobs=None if gradient_link == "model" else {"gradient_link": gradient_link},
     )  # fmt: skip
     if host_state == "compact":
         chooser = chooser.compact()

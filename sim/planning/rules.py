@@ -45,12 +45,19 @@ BASELINES = tuple(name for name, rule in PRESET_RULES.items() if rule.is_baselin
 """Presets to compare with."""
 
 
-_ROUNDED = "the host's state is rounded at random, to 24 bits and 8: within rounding of AdamW"
+_STATE = "the host's state is rounded at random, to 24 bits and 8"
+_GRADIENTS = "the host's gradients are rounded to 8 bits"
 
 
 def rounds(config: ZenFlowConfig) -> bool:
-    """Whether any state is rounded to fewer bytes than AdamW's."""
-    return config.is_compact and config.topk_ratio < 1
+    """Whether any state or gradient is rounded to fewer bytes than AdamW's."""
+    return (config.is_compact or config.rounds_gradients) and config.topk_ratio < 1
+
+
+def _rounded(config: ZenFlowConfig) -> str:
+    """Return what is rounded, in words."""
+    parts = [_STATE] * config.is_compact + [_GRADIENTS] * config.rounds_gradients
+    return f"{', '.join(parts)}: within rounding of AdamW"
 
 
 def rule_of(strategy: Strategy) -> str:
@@ -64,7 +71,7 @@ def rule_of(strategy: Strategy) -> str:
     if strategy.name == "zenflow" and not config.is_exact:
         return PRESET_RULES["zenflow_paper"].words
     words = PRESET_RULES[strategy.name].words
-    return f"{words.removesuffix(' exactly')}; {_ROUNDED}" if rounds(config) else words
+    return f"{words.removesuffix(' exactly')}; {_rounded(config)}" if rounds(config) else words
 
 
 def distance(strategy: Strategy) -> int:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from sim.timing.block_plan import BlockPlan, PlannedBlock
 from sim.timing.costs import StepCosts
-from sim.timing.host_passes import HostPass, added, ended, is_direct, replayed
+from sim.timing.host_passes import HostPass, added, ended, is_direct, replayed_by
+from zenflow.host_state import gradient_bytes
 from zenflow.rule.calendar import WindowCalendar
 
 NOTHING = HostPass()
@@ -69,8 +70,8 @@ class ExactIntake(AbstractIntake):
         self._free = float(plan.pool)
         self._waiting = [0] * len(plan.blocks)
         counts = range(plan.depth + 1)
-        host_state = plan.config.host_state
-        self._costs = [replayed(count, self._size, host_state) for count in counts]
+        self._gradient = gradient_bytes(plan.config.gradient_link, self._size)
+        self._costs = [replayed_by(plan.config, self._size, count) for count in counts]
         self._ends = [
             ended(plan.config, self._size, waiting=count, is_direct=False) for count in counts
         ]
@@ -87,7 +88,7 @@ class ExactIntake(AbstractIntake):
             waiting = self._waiting[block.index]
             if not waiting:
                 continue
-            size = block.elements * self._size
+            size = block.elements * self._gradient
             if size > self._free:
                 needed += self._costs[waiting] * block.elements
                 self._clear(block)
@@ -116,7 +117,7 @@ class ExactIntake(AbstractIntake):
         return self._ends[waiting] * block.elements
 
     def _clear(self, block: PlannedBlock) -> None:
-        self._free += (self._waiting[block.index] - 1) * block.elements * self._size
+        self._free += (self._waiting[block.index] - 1) * block.elements * self._gradient
         self._waiting[block.index] = 0
 
     def holds_staging(self, block: PlannedBlock, lag: int) -> bool:

@@ -28,6 +28,7 @@ from sim.timing.division import Division
 from sim.timing.fresh_steps import late_bytes, measured_bytes, moved_bytes
 from sim.timing.host_passes import HostPass
 from zenflow.config import ZenFlowConfig
+from zenflow.host_state import gradient_bytes
 
 
 @dataclass(slots=True)
@@ -90,7 +91,8 @@ class EngineSchedule(AbstractSchedule):
         self._calendar = self.plan.calendar()
         self._states = [_SegmentState() for _ in costs.segments]
         self._intake = intake_of(self.plan, costs)
-        self._sizes = [float(share.deferred * costs.dtype_bytes) for share in self.plan.shares]
+        size = gradient_bytes(config.gradient_link, costs.dtype_bytes)
+        self._sizes = [float(share.deferred * size) for share in self.plan.shares]
         self._moved: list[float] = []
         self._taken: list[float] = []
         self._backward: list[float] = []
@@ -173,7 +175,8 @@ class EngineSchedule(AbstractSchedule):
         """Return the seconds in which backward lets a segment's gradients go."""
         seconds = self._measuring_seconds(index) + self._moving_seconds(index)
         if self._ring:  # where there is none a copy packs
-            seconds += self._sizes[index] / self.machine.pack_rate
+            packed = self.plan.shares[index].deferred * self.costs.dtype_bytes
+            seconds += packed / self.machine.pack_rate
         return seconds
 
     def _measuring_seconds(self, index: int) -> float:

@@ -15,6 +15,7 @@ from sim.timing.costs import StepCosts, is_split
 from sim.timing.division import Division
 from sim.timing.host_memory import HostMemory, host_memory
 from zenflow.config import ZenFlowConfig
+from zenflow.host_state import GradientLink, column_bytes
 from zenflow.rule.blocks import BlockShape, partition
 from zenflow.rule.calendar import WindowCalendar
 from zenflow.rule.sizes import ring_bytes
@@ -125,7 +126,7 @@ class BlockPlan:
             )
             for index, segment in enumerate(costs.segments)
         ]
-        self.ring = ring_of(cut, costs.dtype_bytes, division.host)
+        self.ring = ring_of(cut, config.gradient_link, costs.dtype_bytes, division.host)
         self._matrices = _matrices_of(self.blocks, division.device)
         self._moved = [0.0] * len(costs.segments)
         for matrix in self._matrices:
@@ -267,11 +268,14 @@ def _matrices_of(blocks: Iterable[PlannedBlock], parts: int) -> list[_Matrix]:
     return [matrix for matrix in made if matrix.blocks]
 
 
-def ring_of(blocks: Iterable[BlockShape], dtype_bytes: int, parts: int = 1) -> int:
+def ring_of(
+    blocks: Iterable[BlockShape], link: GradientLink, dtype_bytes: int, parts: int = 1
+) -> int:
     """Return the bytes of the ring through which these blocks' gradients leave a GPU.
 
     Args:
         blocks: Of the model.
+        link: Format of the gradients there.
         dtype_bytes: Bytes of an element of the model.
         parts: Number of devices that share each matrix's rows.
     """
@@ -279,5 +283,6 @@ def ring_of(blocks: Iterable[BlockShape], dtype_bytes: int, parts: int = 1) -> i
     for block in blocks:
         columns[block.matrix, block.num_rows] += block.num_deferred
     return ring_bytes(
-        (count, -(-rows // parts) * dtype_bytes) for (_, rows), count in columns.items()
+        (count, column_bytes(link, -(-rows // parts), dtype_bytes))
+        for (_, rows), count in columns.items()
     )

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from sim.hardware.profile import HardwareProfile
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
-from zenflow.host_state import GROUP, state_bytes
+from zenflow.host_state import GROUP, column_bytes, state_bytes
 from zenflow.rule.blocks import BlockShape
 from zenflow.rule.calendar import WindowCalendar
-from zenflow.rule.sizes import pool_bytes, queue_depth
+from zenflow.rule.sizes import packed_into, pool_bytes, queue_depth
 
 PROCESS_BYTES = 2e9
 """Bytes of the host for each device's interpreter, libraries and data loader. Estimated."""
@@ -40,6 +40,8 @@ class HostMemory:
     """Bytes of one upload buffer, as asked for: the largest boundary step that lands later."""
     num_uploads: int
     """Number of upload buffers."""
+    dtype_bytes: int
+    """Bytes of an element of the model."""
 
     @property
     def columns(self) -> int:
@@ -72,13 +74,15 @@ class HostMemory:
         A column has a step count on each of them, as its rows may be divided.
 
         Raises:
-            ConfigError: Rows of compact state that share an exponent would be divided.
+            ConfigError: Rows that share an exponent would be divided.
         """
-        if self.config.is_compact and (rows := self.cut_rows(parts)) is not None:
+        config = self.config
+        if groups_rows(config) and (rows := self.cut_rows(parts)) is not None:
+            name = "host_state='compact'" if config.is_compact else "gradient_link='e4m3'"
             raise ConfigError(
-                f"host_state='compact' needs a multiple of {GROUP} rows of a matrix on each of "
-                f"{parts} devices, but {rows:,} rows are {-(-rows // parts):,} on a device: use "
-                "host_state='float32', or another number of devices"
+                f"{name} needs a multiple of {GROUP} rows of a matrix on each of {parts} devices, "
+                f"but {rows:,} rows are {-(-rows // parts):,} on a device: leave it out, or use "
+                "another number of devices"
             )
         deferred, staging, upload = (
             -(-size // parts) for size in (self.deferred, self.staging, self.upload_buffer)
@@ -99,6 +103,16 @@ class HostMemory:
     def pool(self, depth: int) -> int:
         """Return the pinned bytes in which gradients queue beside staging."""
         return pool_bytes(self.staging, depth) if self.config.is_exact else 0
+
+    def training_weights(self, depth: int) -> int:
+        """Return the bytes of training's weights under `eval()` that gradients leave no room for.
+
+        In all other memory that they need gradients wait at other times.
+        """
+        if not self.config.rounds_gradients:
+            return 0
+        sizes = [_aligned(count * rows * self.dtype_bytes) for count, rows in self.matrices]
+        return packed_into(sizes, [self.staging, self.pool(depth)])[1]
 
     def depth(self, spare_bytes: float) -> int:
         """Return the number of a column's gradients that may wait, as the engine decides it.
@@ -148,8 +162,7 @@ class HostMemory:
         held += self.upload_buffer * self.num_uploads
         own = float(held) + PROCESS_BYTES
         if hardware.device.is_cpu:  # weights, and what it updates itself, are there as well
-            size = self.staging / self.deferred if self.deferred else 0.0
-            own += size * num_params + 3 * _FLOAT * num_own
+            own += self.dtype_bytes * num_params + 3 * _FLOAT * num_own
         return max(0.0, hardware.host.dram_bytes.value - hardware.num_devices * own)
 
 
@@ -165,10 +178,23 @@ def host_memory(
         config=config,
         deferred=sum(block.deferred_elements for block in blocks),
         matrices=matrices,
-        staging=sum(_aligned(count * rows * dtype_bytes) for count, rows in matrices),
+        staging=_staging(matrices, config, dtype_bytes),
         upload_buffer=_upload_buffer(blocks, config, dtype_bytes),
         num_uploads=config.effective_lag() if config.rolling else 1,
+        dtype_bytes=dtype_bytes,
     )
+
+
+def _staging(matrices: Iterable[tuple[int, int]], config: ZenFlowConfig, dtype_bytes: int) -> int:
+    """Return the bytes of one step's gradients; those of eight bits lie side by side."""
+    link = config.gradient_link
+    sizes = [count * column_bytes(link, rows, dtype_bytes) for count, rows in matrices]
+    return sum(sizes if config.rounds_gradients else map(_aligned, sizes))
+
+
+def groups_rows(config: ZenFlowConfig) -> bool:
+    """Whether rows share exponents, by 64, which no division may cut."""
+    return config.is_compact or config.rounds_gradients
 
 
 def _upload_buffer(blocks: Sequence[BlockShape], config: ZenFlowConfig, dtype_bytes: int) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zenflow.config import ZenFlowConfig
-from zenflow.host_state import GROUP, HostState, state_bytes
+from zenflow.host_state import GROUP, HostState, gradient_bytes, state_bytes
 from zenflow.rule.sizes import AUTOMATIC_DEPTH
 
 CODING_STEPS = 2.5
@@ -22,6 +22,8 @@ Measured on one core of an AMD EPYC (Zen 4) with AVX-512, from its cache, by
 no profile has its own. Coding has neither roots nor divisions, so cores that are slow at these
 have a smaller one.
 """
+DECODING_STEPS = 0.3
+"""Time in which a gradient of eight bits is decoded, in AdamW steps of an element."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class HostPass:
     """Work of the host on one element or on many.
 
     Examples:
-        >>> replayed(waiting=2, dtype_bytes=2) * 1000  # two gradients, of a thousand elements
+        >>> replayed(waiting=2, size=2) * 1000  # two gradients, of a thousand elements
         HostPass(num_bytes=28000.0, steps=2000)
     """
 
@@ -47,10 +49,17 @@ class HostPass:
         return HostPass(self.num_bytes * count, self.steps * count)
 
 
-def replayed(waiting: int, dtype_bytes: int, host_state: HostState = "float32") -> HostPass:
-    """Return the pass that applies the gradients that wait, without an upload."""
+def replayed(waiting: int, size: float, host_state: HostState = "float32") -> HostPass:
+    """Return the pass that applies gradients that wait, of so many bytes, without an upload."""
     coding = HostPass(steps=CODING_STEPS) if host_state == "compact" else HostPass()
-    return HostPass(_moved_bytes(host_state) + waiting * dtype_bytes, waiting) + coding
+    return HostPass(_moved_bytes(host_state) + waiting * size, waiting) + coding
+
+
+def replayed_by(config: ZenFlowConfig, dtype_bytes: int, waiting: int) -> HostPass:
+    """Return the pass of a configuration that applies the gradients that wait."""
+    size = gradient_bytes(config.gradient_link, dtype_bytes)
+    decoding = HostPass(steps=DECODING_STEPS * waiting if config.rounds_gradients else 0)
+    return replayed(waiting, size, config.host_state) + decoding
 
 
 def _moved_bytes(host_state: HostState) -> float:
@@ -73,7 +82,7 @@ def ended(config: ZenFlowConfig, dtype_bytes: int, *, waiting: int, is_direct: b
         is_direct: Whether the published rule reads the window's only gradient, not a sum.
     """
     if config.is_exact:
-        return replayed(waiting, dtype_bytes, config.host_state) + HostPass(dtype_bytes)
+        return replayed_by(config, dtype_bytes, waiting) + HostPass(dtype_bytes)
     read = dtype_bytes if is_direct else 4
     return HostPass(_moved_bytes("float32") + read + dtype_bytes, 1)
 
@@ -98,7 +107,7 @@ def window_passes(
     before = HostPass()
     if config.is_exact:
         for _ in range((window - 1) // depth):
-            before += replayed(depth, dtype_bytes, config.host_state)
+            before += replayed_by(config, dtype_bytes, depth)
         waiting = 1 + (window - 1) % depth
         return before, ended(config, dtype_bytes, waiting=waiting, is_direct=False)
     for index in range(0 if direct else window):

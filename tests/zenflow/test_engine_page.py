@@ -24,8 +24,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "engine.md").read_text("utf-8")
 ROOMS = ("columns", "lanes", "step")
 """Folders of zenflow every module of which the page names if a gradient meets it."""
 
-HELPERS = {"columns.local", "lanes.threads"}
-"""Modules that ask whether tensors are sharded, and that start threads."""
+HELPERS = {"columns.local", "columns.training_weights", "lanes.threads"}
+"""Modules that ask whether tensors are sharded, show weights in `state`, and start threads."""
 
 
 def section(heading):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.models import GivenGradients, closing, weights_of
 from tests.published_reference import PublishedReference
 from tests.reference import Reference
+from tests.rounded_reference import RoundedReference
 from tests.zenflow.decisions import decisions, schedules
 from zenflow import Knobs, LoggedDecisions, ZenFlowAdamW, ZenFlowConfig
 from zenflow.device.kernels import torch_kernels
@@ -68,7 +69,8 @@ class Scenario:
 
 def reference_of(groups, config, max_norm=None, log=()):
     """Return the reference of the configuration's rule."""
-    kind = Reference if config.is_exact else PublishedReference
+    kind = RoundedReference if config.rounds_gradients else Reference
+    kind = kind if config.is_exact else PublishedReference
     return kind(groups, config, max_norm, log)
 
 

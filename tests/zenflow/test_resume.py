@@ -32,6 +32,7 @@ RULES = {
     "selection at every boundary": {"select_interval": 1, "update_interval": 3},
     "S = 1": {"update_interval": 1},
     "only deferred": {"topk_ratio": 0.0},
+    "eight bits": {"gradient_link": "e4m3", "queue_depth": 1},
     "only important": {"topk_ratio": 1.0},
 }
 

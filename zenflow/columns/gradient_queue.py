@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from zenflow.columns.byte_memory import ByteMemory
-from zenflow.columns.host_rows import aligned
+from zenflow.columns.host_rows import room_bytes
 from zenflow.device.base import AbstractDevice, HostValues
 from zenflow.host.jobs import AdamStep
 from zenflow.lanes.lease import Lease
@@ -39,7 +39,7 @@ class StagedGradient:
     """One block's gradient of one step on the host, or on its way there."""
 
     values: Tensor
-    """Gradient, (D, O) in the parameter's dtype."""
+    """Gradient, (D, length of a column) in its type on the host."""
     lease: Lease
     """Lease of the memory of `values`."""
     room: Room | None
@@ -90,8 +90,7 @@ class RoomPool:
 
     def take(self, shape: tuple[int, int], like: Tensor) -> tuple[Tensor, Room] | None:
         """Return a matrix of this shape and `like`'s dtype, and its room; None if none is free."""
-        count = shape[0] * shape[1]
-        size = aligned(count * like.itemsize)
+        size = room_bytes(shape[0] * shape[1], like.dtype)
         for index, free in enumerate(self._free):
             if free.last - free.first < size:
                 continue

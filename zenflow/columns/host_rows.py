@@ -53,7 +53,8 @@ class HostRows:
     step: Tensor
     """Number of Adam steps that each row has taken, (D,), int64."""
     staging: Tensor
-    """Gradients of one step, (D, O) in the parameter's dtype; pinned where the device is a GPU."""
+    """Gradients of one step, (D, length of a column) in their type on the host; pinned where the
+    device is a GPU."""
     first: int
     """Number of the first row's first element, counted over all the parameter's host rows, whose
     elements on other ranks count too. It goes by the row, whatever column is there."""
@@ -96,7 +97,7 @@ class HostRows:
     @property
     def shape(self) -> torch.Size:
         """(D, O)."""
-        return self.staging.shape
+        return self.state.tensors()[0].shape
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all live tensors of the state by their names in a checkpoint."""
@@ -156,8 +157,10 @@ class RowShape:
     """Largest number of columns that may be deferred, D."""
     num_rows: int
     """Number of the parameter's rows on this host, O."""
+    gradient_width: int
+    """Length of a column of a gradient on this host, in numbers of its type here."""
     dtype: torch.dtype
-    """Type of the gradients."""
+    """Type of the gradients on the host."""
     whole_rows: int
     """Number of the parameter's rows on all hosts."""
     first_row: int
@@ -181,7 +184,8 @@ class HostSlabs:
             for total, dtype in zip(totals, kind.DTYPES, strict=True)
         ]
         staging_bytes = sum(_staging_bytes(shape) for shape in shapes)
-        self._staging = ByteMemory(device.pinned_slab(staging_bytes, torch.uint8))
+        self.staging = ByteMemory(device.pinned_slab(staging_bytes, torch.uint8))
+        """Memory of one step's gradients."""
         self._elements = [0] * len(totals)
         self._byte = 0
         self._num_taken = 0
@@ -194,7 +198,7 @@ class HostSlabs:
     @property
     def pinned_bytes(self) -> int:
         """Bytes that are pinned on a GPU."""
-        return self._staging.num_bytes
+        return self.staging.num_bytes
 
     def take(self, shape: RowShape) -> HostRows:
         """Return the next parameter's piece of every slab."""
@@ -204,8 +208,8 @@ class HostSlabs:
             self._elements[index] += shape.num_columns * width
             piece = self._state[index][begin : self._elements[index]]
             views.append(piece.view(shape.num_columns, width))
-        size = shape.num_columns, shape.num_rows
-        staging = self._staging.matrix(self._byte, size, shape.dtype)
+        size = shape.num_columns, shape.gradient_width
+        staging = self.staging.matrix(self._byte, size, shape.dtype)
         self._byte += _staging_bytes(shape)
         self._num_taken += 1
         return HostRows(
@@ -219,7 +223,17 @@ class HostSlabs:
 
 
 def _staging_bytes(shape: RowShape) -> int:
-    return aligned(shape.num_columns * shape.num_rows * shape.dtype.itemsize)
+    return room_bytes(shape.num_columns * shape.gradient_width, shape.dtype)
+
+
+def room_bytes(count: int, dtype: torch.dtype) -> int:
+    """Return the bytes in which gradients of so many numbers wait.
+
+    Gradients of eight bits lie side by side: so a rank that has 1/n of all rows has 1/n of the
+    memory to the byte, and its rooms are full when those of all rows would be.
+    """
+    size = count * dtype.itemsize
+    return size if dtype == torch.uint8 else aligned(size)
 
 
 def aligned(num_bytes: int) -> int:

@@ -91,6 +91,11 @@ class Block:
         return self.shape.num_deferred, self.split.num_host_rows
 
     @property
+    def gradient_shape(self) -> tuple[int, int]:
+        """(D, length of a column) of the block's gradient on this rank's host."""
+        return self.shape.num_deferred, self.split.gradient_width
+
+    @property
     def host_elements(self) -> int:
         """Number of elements that this rank's host owns."""
         return self.shape.num_deferred * self.split.num_host_rows
@@ -116,6 +121,9 @@ class SplitParam(NamedParam):
     """All host rows that memory is allocated for: as many as the smallest k defers."""
     host: HostRows
     """Host rows in use: the first ones of `slab_rows`."""
+    slot_width: int
+    """Largest length of a gradient's column on a host of the ranks, in numbers of its type there.
+    """
     deferred_columns: Tensor
     """Column index of each host row, (D,), int64."""
     important_columns: Tensor
@@ -132,13 +140,16 @@ class SplitParam(NamedParam):
     """Number of steps in which the parameter had a gradient."""
     num_host_rows: int = field(init=False)
     """Number of rows of `part`: the length of a column on this rank's host."""
+    gradient_width: int = field(init=False)
+    """Length of a gradient's column on this rank's host, in numbers of its type there."""
     _host_columns: dict[tuple[int, int], HostColumns] = field(default_factory=dict)
     """Known results of `host_columns`: to make them costs as much as a kernel's launch."""
 
     def __post_init__(self) -> None:
-        """Count the host's rows once: the count is asked for in every step."""
+        """Count the host's rows once: the counts are asked for in every step."""
         NamedParam.__post_init__(self)
         self.num_host_rows = self.part.num_rows
+        self.gradient_width = self.slab_rows.staging.shape[1]
 
     @property
     def bank_last(self) -> int:

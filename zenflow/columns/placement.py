@@ -25,7 +25,7 @@ from zenflow.config import ZenFlowConfig
 from zenflow.device.base import AbstractDevice
 from zenflow.host.compact import CompactState
 from zenflow.host.float_state import FloatState
-from zenflow.host_state import GROUP
+from zenflow.host_state import GROUP, GradientLink, gradient_width
 from zenflow.rule.blocks import BlockShape, important_count, partition
 from zenflow.rule.sizes import BANK_ELEMENTS
 
@@ -90,9 +90,9 @@ def build_layout(
     )
     most_deferred = _deferred_columns(shapes, len(to_split), least_topk_ratio)
     parts = [shares.part_of(named) for named in to_split]
-    if config.is_compact:
-        _check_cuts(to_split, shards, shares)
-    rooms = [_row_shape(*each) for each in zip(to_split, parts, most_deferred, strict=True)]
+    _check_cuts(to_split, config, shards, shares)
+    link = config.gradient_link
+    rooms = [_row_shape(*each, link) for each in zip(to_split, parts, most_deferred, strict=True)]
     slabs = HostSlabs(device, rooms, CompactState if config.is_compact else FloatState)
     columns, rows = _vectors(to_split, device.torch_device, has_rows=config.is_exact)
     splits, banks = _make_splits(
@@ -100,6 +100,7 @@ def build_layout(
         _deferred_columns(shapes, len(to_split), config.topk_ratio),
         parts,
         [slabs.take(room) for room in rooms],
+        [gradient_width(link, part.most) for part in parts],
         columns,
         rows,
     )
@@ -123,23 +124,38 @@ def build_layout(
     )
 
 
-def _row_shape(named: NamedParam, part: HostPart, num_columns: int) -> RowShape:
+def _row_shape(
+    named: NamedParam, part: HostPart, num_columns: int, link: GradientLink
+) -> RowShape:
     """Return the host rows to allocate for a parameter that defers so many columns at most."""
     return RowShape(
         num_columns=num_columns,
         num_rows=part.num_rows,
-        dtype=named.param.dtype,
+        gradient_width=gradient_width(link, part.num_rows),
+        dtype=named.param.dtype if link == "model" else torch.uint8,
         whole_rows=_matrix_shape(named.param)[0],
         first_row=part.whole_first,
     )
 
 
-def _check_cuts(to_split: Sequence[NamedParam], shards: Shards, shares: HostShares) -> None:
+def _check_cuts(
+    to_split: Sequence[NamedParam], config: ZenFlowConfig, shards: Shards, shares: HostShares
+) -> None:
     """Refuse ranks that would cut a group of rows with a common exponent in two.
 
     Raises:
         ValueError: A parameter's rows are cut at another place than a multiple of 64.
     """
+    asked = [
+        f'{name}="{value}"'
+        for name, value, plain in (
+            ("host_state", config.host_state, "float32"),
+            ("gradient_link", config.gradient_link, "model"),
+        )
+        if value != plain
+    ]
+    if not asked:
+        return
     group = shards.group or shares.group
     size = 1 if group is None else group.size()
     for named in to_split:
@@ -147,9 +163,9 @@ def _check_cuts(to_split: Sequence[NamedParam], shards: Shards, shares: HostShar
         most = -(-whole // size)
         if most < whole and most % GROUP:
             raise ValueError(
-                f'host_state="compact" needs a multiple of {GROUP} rows of a parameter on each of '
-                f"{size} ranks, but {named.name} has {whole:,} rows, {most:,} on a rank: use "
-                'host_state="float32", or another number of ranks'
+                f"{asked[0]} needs a multiple of {GROUP} rows of a parameter on each of {size} "
+                f"ranks, but {named.name} has {whole:,} rows, {most:,} on a rank: leave "
+                f"{' and '.join(asked)} out, or use another number of ranks"
             )
 
 
@@ -190,6 +206,7 @@ def _make_splits(
     num_deferred: Sequence[int],
     parts: Sequence[HostPart],
     rooms: Sequence[HostRows],
+    slot_widths: Sequence[int],
     columns: ColumnVectors,
     rows: RowVectors,
 ) -> tuple[list[SplitParam], list[Bank]]:
@@ -217,6 +234,7 @@ def _make_splits(
             bank=bank,
             bank_first=bank_first,
             slab_rows=rooms[index],
+            slot_width=slot_widths[index],
             host=rooms[index].rows(slice(num_deferred[index])),
             deferred_columns=torch.empty(num_deferred[index], dtype=torch.int64, device=device),
             important_columns=torch.empty(num_important[index], dtype=torch.int64, device=device),

@@ -136,14 +136,18 @@ INLINE void encode(const Group *group, const float *restrict master, const float
 
 INLINE void catch_up_group(const HostJob *job, const Group *group, const Scales *scales,
                            int64_t num_steps, const Scales *upload, const Keys *keys,
-                           int64_t start, uint32_t number, int64_t n)
+                           int64_t row, int64_t at, uint32_t number, int64_t n)
 {
-    float tile[COMPACT_GROUP], master[COMPACT_GROUP], exp_avg[COMPACT_GROUP];
-    float exp_avg_sq[COMPACT_GROUP];
+    const int64_t start = row * job->cols + at;
+    float tile[GROUP], master[GROUP], exp_avg[GROUP];
+    float exp_avg_sq[GROUP];
     decode(group, master, exp_avg, exp_avg_sq, n);
     for (int64_t k = 0; k < num_steps; k++) {
         const AdamStep *step = &job->steps[k];
-        scale_into(tile, step->grad, job->grad_dtype, start, n, step->scale, 0);
+        if (job->grad_dtype == E4M3)
+            scale_group(tile, row_of(step->grad, job->cols, row), job->cols, at, n, step->scale);
+        else
+            scale_into(tile, step->grad, job->grad_dtype, start, n, step->scale, 0);
         step_tile(step, &scales[k], tile, master, exp_avg, exp_avg_sq, n);
     }
     if (num_steps)
@@ -165,18 +169,18 @@ WIDE_CLONES NOINLINE void compact_row(const HostJob *job, int64_t row, const Sca
                                  int64_t num_steps, const Scales *upload, const Keys *keys)
 {
     const int64_t cols = job->cols, begin = row * cols;
-    const int64_t groups = (cols + COMPACT_GROUP - 1) / COMPACT_GROUP;
+    const int64_t groups = (cols + GROUP - 1) / GROUP;
     const uint32_t number = (uint32_t)(job->first + row * job->stride);
-    for (int64_t at = 0, place = row * groups; at < cols; at += COMPACT_GROUP, place++) {
+    for (int64_t at = 0, place = row * groups; at < cols; at += GROUP, place++) {
         const int64_t start = begin + at;
         const Group group = {job->high + start,      job->low + start,
                              job->exp_avg8 + start,  job->exp_avg_sq8 + start,
                              job->exponents1 + place, job->exponents2 + place};
         const uint32_t own = number + (uint32_t)at;
-        if (at + COMPACT_GROUP <= cols) /* a length that the compiler knows */
-            catch_up_group(job, &group, scales, num_steps, upload, keys, start, own, COMPACT_GROUP);
+        if (at + GROUP <= cols) /* a length that the compiler knows */
+            catch_up_group(job, &group, scales, num_steps, upload, keys, row, at, own, GROUP);
         else
-            catch_up_group(job, &group, scales, num_steps, upload, keys, start, own, cols - at);
+            catch_up_group(job, &group, scales, num_steps, upload, keys, row, at, own, cols - at);
     }
 }
 

@@ -27,8 +27,13 @@ INLINE void catch_up_tile(const HostJob *job, const AdamStep *steps, const Scale
     float tile[TILE];
     float *master = job->master + start, *exp_avg = job->exp_avg + start;
     float *exp_avg_sq = job->exp_avg_sq + start;
+    const int64_t row = job->grad_dtype == E4M3 ? start / job->cols : 0;
+    const int64_t at = start - row * job->cols;
     for (int64_t k = 0; k < num_steps; k++) {
-        scale_into(tile, steps[k].grad, job->grad_dtype, start, n, steps[k].scale, 0);
+        if (job->grad_dtype == E4M3)
+            scale_groups(tile, steps[k].grad, job->cols, row, at, n, steps[k].scale);
+        else
+            scale_into(tile, steps[k].grad, job->grad_dtype, start, n, steps[k].scale, 0);
         step_tile(&steps[k], &scales[k], tile, master, exp_avg, exp_avg_sq, n);
     }
     if (!upload)

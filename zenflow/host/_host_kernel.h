@@ -14,13 +14,14 @@
 
 /* Raised with every change of a signature or record: library.py refuses a library built from other
  * code. */
-#define INTERFACE 6
+#define INTERFACE 7
 
 /* What a job does with its rows. */
 enum { SUM = 0, CATCH_UP = 1, COMPACT = 2 };
 
-/* Elements of compact state that share an exponent byte; the last group of a row may have fewer. */
-#define COMPACT_GROUP 64
+/* Elements of compact state, and of gradients of eight bits, that share an exponent byte; the last
+ * group of a row may have fewer. */
+#define GROUP 64
 
 /* Steps whose constants are held at once, on the stack: float32 state takes more in several passes,
  * and compact state has no more at a time. */
@@ -28,7 +29,7 @@ enum { SUM = 0, CATCH_UP = 1, COMPACT = 2 };
 
 /* One AdamW step that waits: its gradient, of the job's shape and dtype, and its settings. */
 typedef struct {
-    const void *grad;
+    const void *grad; /* of E4M3: rows of bytes, see e4m3.py */
     double lr;
     double beta1;
     double beta2;

@@ -29,7 +29,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from zenflow.host_state import GROUP
+from zenflow.host_state import GROUP, num_groups
 
 NEAREST: tuple[int, int] = (0x80, 0x80000)
 """Bits that round to nearest, in place of random ones: of the weight, and of a moment."""
@@ -217,11 +217,6 @@ class Rounding:
             for place, odd in enumerate(_ODD)
         ]
         return cls((drawn[0] >> 24, drawn[1] >> 12, drawn[2] >> 12))
-
-
-def num_groups(num_elements: int) -> int:
-    """Return the number of groups in a row."""
-    return -(-num_elements // GROUP)
 
 
 def keys_of(seed: int, steps: Tensor) -> Tensor:

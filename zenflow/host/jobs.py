@@ -17,6 +17,8 @@ from zenflow.host.compact import CompactState
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """The C kernel's number of each dtype."""
+GRADIENT_CODES = {**DTYPE_CODES, torch.uint8: 3}
+"""The C kernel's number of each gradient's dtype; uint8 is that of `zenflow.host.e4m3`'s rows."""
 _SUM, _CATCH_UP, _COMPACT = range(3)
 _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _FLOAT, _DOUBLE = ctypes.c_float, ctypes.c_double
@@ -67,7 +69,8 @@ class AdamStep:
     scale: float = 1.0
     """Factor on the gradient, taken as a float32."""
     grad: Tensor | None = None
-    """Gradient, float32, bfloat16 or float16 (R, O); None where only the settings are used."""
+    """Gradient, float32, bfloat16 or float16 (R, O), or in eight bits as `zenflow.host.e4m3` has
+    it, uint8 (R, O + ceil(O / 64)); None where only the settings are used."""
 
     def encode(self) -> CStep:
         """Return the step as a C structure."""
@@ -249,7 +252,7 @@ def _encode_gradients_and_upload(
 ) -> None:
     """Fill in the gradients' dtype and the upload."""
     if steps and steps[0].grad is not None:
-        job.grad_dtype = DTYPE_CODES[steps[0].grad.dtype]
+        job.grad_dtype = GRADIENT_CODES[steps[0].grad.dtype]
     if upload is not None:
         job.out = upload.out.data_ptr()
         job.out_dtype = DTYPE_CODES[upload.out.dtype]

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from zenflow.host import torch_kernel
-from zenflow.host.compact import CompactState, num_groups
+from zenflow.host.compact import CompactState
 from zenflow.host.jobs import (
     DTYPE_CODES,
+    GRADIENT_CODES,
     AdamStep,
     CompactJob,
     HostJob,
@@ -28,7 +29,7 @@ from zenflow.host.jobs import (
     Upload,
 )
 from zenflow.host.library import c_library
-from zenflow.host_state import MOST_WAITING
+from zenflow.host_state import MOST_WAITING, gradient_width, num_groups
 
 _FLOAT32 = (torch.float32,)
 
@@ -85,11 +86,14 @@ def _check_job(job: HostJob) -> None:
 def _check_gradients(
     steps: Sequence[AdamStep], upload: Upload | None, shape: Sequence[int]
 ) -> None:
-    dtypes: Collection[torch.dtype] = DTYPE_CODES
+    dtypes: Collection[torch.dtype] = GRADIENT_CODES
+    num_rows, num_elements = shape
     for index, step in enumerate(steps):
         if step.grad is None:
             raise ValueError(f"step {index} has no gradient: leave it out")
-        _check(f"the gradient of step {index}", step.grad, shape, dtypes)
+        is_short = step.grad.dtype == torch.uint8
+        width = gradient_width("e4m3" if is_short else "model", num_elements)
+        _check(f"the gradient of step {index}", step.grad, (num_rows, width), dtypes)
         dtypes = (step.grad.dtype,)
     if upload is not None:
         _check("out", upload.out, shape, DTYPE_CODES)

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from zenflow.host import e4m3
 from zenflow.host.compact import Rounding, keys_of
 from zenflow.host.jobs import AdamStep, CatchUpJob, CompactJob, HostJob, SumJob
 
@@ -57,7 +58,9 @@ def _take(step: AdamStep, state: list[Tensor], rows: Tensor) -> Tensor:
     """Take a step with the rows' (master, exp_avg, exp_avg_sq, step); return its displacement."""
     assert step.grad is not None
     w, m, v, count = state
-    grad = step.grad[rows].to(torch.float32) * step.scale
+    own = step.grad[rows]
+    is_short = own.dtype == torch.uint8
+    grad = (e4m3.decode(own) if is_short else own.to(torch.float32)) * step.scale
     rate = ctypes.c_float(1.0 - step.beta1).value  # rounded first, as C and torch.lerp see it
     if rate < 0.5:
         m.add_((grad - m) * rate)

@@ -5,7 +5,7 @@ This module loads no torch, and is the one place of each size that both need.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 BANK_ELEMENTS = 1 << 24
 """Largest number of elements in a bank of important columns."""
@@ -61,6 +61,34 @@ def ring_bytes(matrices: Iterable[tuple[int, int]]) -> int:
 def aligned(num_bytes: int) -> int:
     """Return the next multiple of `ALIGNMENT`."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+# ---- weights of training, while the device shows the true ones ----------------------------------
+
+
+def packed_into(
+    sizes: Iterable[int], memories: Sequence[int]
+) -> tuple[list[tuple[int, int]], int]:
+    """Return a place for each of some pieces: in a memory that has room for it, or in a last one.
+
+    Args:
+        sizes: Bytes of each piece.
+        memories: Bytes of each memory.
+
+    Returns:
+        (memory, first byte) of each piece, and the bytes of one more memory that holds the rest.
+
+    >>> packed_into([4, 4, 4, 2], [5, 7])
+    ([(0, 0), (1, 0), (2, 0), (1, 4)], 4)
+    """
+    filled = [0] * (len(memories) + 1)
+    places = []
+    for size in sizes:
+        fitting = (i for i, most in enumerate(memories) if filled[i] + size <= most)
+        index = next(fitting, len(memories))
+        places.append((index, filled[index]))
+        filled[index] += size
+    return places, filled[-1]
 
 
 # ---- gradients that wait on the host ------------------------------------------------------------

@@ -19,6 +19,7 @@ from zenflow.columns.device_rows import Resident
 from zenflow.columns.handover import resize
 from zenflow.columns.in_flight import PendingUpload, UpdatesInFlight
 from zenflow.columns.layout import Layout, SplitParam
+from zenflow.columns.training_weights import TrainingWeights
 from zenflow.columns.upload_pool import UploadPool
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
@@ -109,9 +110,15 @@ class Engine:
         self.h2d = self._lane("h2d", "params", link.h2d_bytes_per_second if link else None)
         self.d2h = self._lane("d2h", "grads", link.d2h_bytes_per_second if link else None)
         self._start_host(options.host_threads or 1, largest_interval)
+        memories = [layout.slabs.staging, *self.schedule.tasks.pools]
+        self.training = TrainingWeights(layout.splits, memories)
         self.fresh: FreshSteps | None = None
         if config.is_exact and layout.splits:
-            self.fresh = FreshSteps(layout, self.calendar, device, packs=self._packs)
+            self.fresh = FreshSteps(
+                *(layout, self.calendar, device),
+                packs=self._packs,
+                rounds_gradients=config.rounds_gradients,
+            )
         self.gate = UploadGate(
             *(device, self.h2d, self.stalls, self.calendar, wait_timeout),
             *(layout.gather, self.in_flight, self.fresh),
@@ -119,7 +126,8 @@ class Engine:
         self.ring: GradientRing | None = None
         if self._packs:
             sizes = [
-                (len(s.slab_rows.staging), s.part.most * s.param.itemsize) for s in layout.splits
+                (len(s.slab_rows.staging), s.slot_width * s.slab_rows.staging.itemsize)
+                for s in layout.splits
             ]
             self.ring = GradientRing(device, sizes, wait_timeout=wait_timeout)
         self.same: SameGradients | None = None

@@ -46,11 +46,13 @@ def plan_memory(engine: Engine) -> MemoryPlan:
     largest = max((s.slab_rows.staging.nbytes for s in layout.splits), default=0)
     ring_bytes = 2 * largest if engine.ring is None else engine.ring.num_bytes
     cores = bound_cores()
+    on_host = [layout.slabs.num_bytes, tasks.host_bytes, upload_bytes, step_bytes]
+    on_host.append(engine.training.own_bytes)
     return MemoryPlan(
         num_params=sum(param.numel() for param in params),
         split_params=split_params,
         model_bytes=sum(param.nbytes for param in params),
-        host_bytes=layout.slabs.num_bytes + tasks.host_bytes + upload_bytes + step_bytes,
+        host_bytes=sum(on_host),
         pinned_bytes=layout.slabs.pinned_bytes + tasks.pinned_bytes + upload_bytes,
         queue_depth=tasks.depth if isinstance(tasks, ExactTasks) else 1,
         device_extra_bytes=sum(tensor.nbytes for tensor in on_device) + sketch_bytes + fresh_bytes,

@@ -24,8 +24,7 @@ _log = logging.getLogger(__name__)
 class Weights:
     """Swaps deferred columns on the device between the weights of training and the masters.
 
-    Important columns and residents are always true. The weights of training wait in the staging
-    buffers, which are free between steps and have just the right size.
+    Important columns and residents are always true.
     """
 
     def __init__(self, engine: Engine, source: GradientSource, life: Lifetime) -> None:
@@ -37,14 +36,17 @@ class Weights:
     # ---- true weights -----------------------------------------------------------------------
 
     def stash(self) -> None:
-        """Copy the weights of training to the staging buffers, if they are not there already."""
+        """Copy the weights of training to their memory, if they are not there already."""
         if self._life.now is Life.SHOWN:
             return
         engine = self._engine
         engine.drain()
         device = engine.device
         device.pack(
-            [(s.part.of(s.weight()), s.deferred, s.host.staging) for s in engine.layout.splits],
+            [
+                (s.part.of(s.weight()), s.deferred, engine.training.of(s))
+                for s in engine.layout.splits
+            ],
             device.mark(),
         )
         device.synchronize()
@@ -79,10 +81,10 @@ class Weights:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Write the weights of training from staging into the device's deferred columns."""
-        device = self._engine.device
+        """Write the weights of training into the device's deferred columns."""
+        device, training = self._engine.device, self._engine.training
         arrivals = [
-            Arrival(split.host.staging, split.deferred, split.weight())
+            Arrival(training.of(split), split.deferred, split.weight())
             for split in self._engine.layout.splits
         ]
         device.unpack(arrivals, device.mark(), self._engine.layout.gather)
@@ -172,9 +174,9 @@ class Weights:
 
     @torch.no_grad()
     def are_of_training(self) -> bool:
-        """Whether deferred weights equal those that a loaded state has put into staging."""
+        """Whether deferred weights equal those of training that a loaded state has brought."""
         return all(
-            _are_shown(split.host.staging, _deferred_rows(split))
+            _are_shown(self._engine.training.of(split), _deferred_rows(split))
             for split in self._engine.layout.splits
         )
 

@@ -49,6 +49,7 @@ _NOT_ASKED = (
     settings_of(ZenFlowConfig)["host_state"], section="Strategy",
     default="float32, and compact where nothing fits with that",
 )  # fmt: skip
+@setting_flag(settings_of(ZenFlowConfig)["gradient_link"], section="Strategy", default="model")
 @option("--systems", is_flag=True, section="Strategy",
         help="Show other systems too, which don't run here.")  # fmt: skip
 @option(
@@ -100,6 +101,7 @@ def plan_command(context: click.Context, /, **flags: Any) -> None:
             reshards=request.reshard_after_forward,
             options=request.options,
             host_state=flags["host_state"],
+            gradient_link=flags["gradient_link"] or "model",
         )
     wishes = Wishes(
         model=flags["model"],

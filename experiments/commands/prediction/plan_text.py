@@ -95,7 +95,7 @@ def answer(plan: Plan, wishes: Wishes) -> list[str]:
     if chosen is None:
         return ["Nothing fits this machine, with fewer tokens to a step either.", *_changes(plan)]
     return [
-        *_compact(plan, chosen),
+        *_rounded(plan, chosen),
         *_headline(plan, chosen),
         *_devices(plan, chosen),
         *_costs(plan, chosen, wishes),
@@ -169,8 +169,8 @@ def _headline(plan: Plan, chosen: Option) -> Iterator[str]:
         yield f"Use {text}"
 
 
-def _compact(plan: Plan, chosen: Option) -> Iterator[str]:
-    """Yield the meaning of compact state on the host, and the change that float32 needs."""
+def _rounded(plan: Plan, chosen: Option) -> Iterator[str]:
+    """Yield the meaning of formats of few bytes, and the change that float32 needs."""
     config = chosen.strategy.config
     if config is None or not rounds(config):
         return
@@ -179,11 +179,18 @@ def _compact(plan: Plan, chosen: Option) -> Iterator[str]:
             "Nothing fits with float32 weights and moments on the host, 12 bytes a parameter. So "
             "host_state=compact was tried, 5.03 bytes."
         )
-    yield (
-        "With host_state=compact the host's columns follow AdamW within rounding, not bit for "
-        "bit. Small models kept their loss in fine-tuning, from random weights not always. No GPU "
-        "has run it. The time of its arithmetic goes by a ratio that was measured on one CPU."
-    )
+    if config.is_compact:
+        yield (
+            "With host_state=compact the host's columns follow AdamW within rounding, not bit for "
+            "bit. Small models kept their loss in fine-tuning, from random weights not always. No "
+            "GPU has run it. The time of its arithmetic goes by a ratio that was measured on one "
+            "CPU."
+        )
+    if config.rounds_gradients:
+        yield (
+            "With gradient_link=e4m3 the host gets gradients of eight bits. No record has the "
+            "loss of such a run yet, and no GPU has run it."
+        )
     for item in (plan.without_compact or ())[:1]:
         yield f"For float32 change first: {item.change}. Then {_offer(plan, item)}."
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -385,3 +386,22 @@ def test_each_class_of_torch_s_has_a_stand_in_of_its_own():
     with closing(made[0](model.parameters(), lr=0.5, momentum=0.9)) as optimizer:
         assert optimizer.defaults["lr"] == 0.5
         assert optimizer.memory.host_bytes > 0
+
+
+def test_memory_is_counted_by_the_system_beside_what_the_plan_says(monkeypatch):
+    from evidence.benchmarks import host_memory
+
+    if not Path("/proc/self/status").is_file():
+        pytest.skip("counts pages as Linux does")
+    monkeypatch.setattr(host_memory, "SIDE", 512)
+    sizes = [count * 512**2 for count in (2, 4)]
+    rows = {
+        kind: host_memory.compared(*(host_memory.measure(kind, size) for size in sizes))
+        for kind in host_memory.FORMATS
+    }
+    planned = {kind: row["planned"] for kind, row in rows.items()}
+    assert planned["float32"] > planned["8-bit gradients"] > planned["compact"]
+    assert planned["compact"] > planned["compact, 8-bit gradients"]
+    assert rows["compact"]["state"] == pytest.approx(5.03, abs=0.02)
+    lines = host_memory.table(rows).splitlines()
+    assert lines[1].split()[:2] == ["float32", f"{rows['float32']['state']:.2f}"]

@@ -9,8 +9,8 @@ from zenflow.host.compact import CompactState, Rounding, keys_of
 
 NUM_ROWS, WHOLE_ROWS, FIRST_ROW = 70, 198, 128
 SHAPE = RowShape(
-    num_columns=6, num_rows=NUM_ROWS, dtype=torch.float32, whole_rows=WHOLE_ROWS,
-    first_row=FIRST_ROW,
+    num_columns=6, num_rows=NUM_ROWS, gradient_width=NUM_ROWS, dtype=torch.float32,
+    whole_rows=WHOLE_ROWS, first_row=FIRST_ROW,
 )  # fmt: skip
 
 

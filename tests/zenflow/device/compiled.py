@@ -30,12 +30,15 @@ def type_of(name, dtype, kernel):
 
 def ptx_of(kernel, tile, dtype, capability, **constants):
     """Return the PTX for matrices whose rows begin at multiples of 16 bytes."""
+    constants = {"ROUNDS": False, **constants}
     sizes = {name: size for name, size in tile.items() if name != "num_warps"}
     names = kernel.arg_names
     fixed = {name: value for name, value in {**ONE, **sizes, **constants}.items() if name in names}
     types = {
         name: "constexpr" if name in fixed else type_of(name, dtype, kernel) for name in names
     }
+    if constants["ROUNDS"]:
+        types["packed"] = "*u8"
     attributes = {
         (place,): [["tt.divisibility", 16]]
         for place, name in enumerate(names)
@@ -62,6 +65,9 @@ def main():
             "pack": (source.move_and_pack, launched.TURNED,
                      {"MOVES": False, "STAYS": False, "PACKS": True, "weight": None,
                       "column_factors": None, "row_factors": None, **nothing}),
+            "move and pack in 8 bits": (
+                source.move_and_pack, launched.ROUNDED,
+                {"MOVES": True, "STAYS": False, "PACKS": True, "ROUNDS": True, **nothing}),
             "land": (source.land, launched.TURNED, {"IS_LATE": True, "IS_PACKED": True}),
             "add squares": (source.add_squares, launched.SQUARES, {"HAS_ROWS": True}),
             "add parts": (source.add_parts, launched.PARTS, {}),

@@ -27,6 +27,8 @@ from zenflow.device.kernels.base import (
 )
 from zenflow.device.kernels.choice import kernels_for, reason_against_triton
 from zenflow.device.kernels.torch_kernels import TorchKernels
+from zenflow.host import e4m3
+from zenflow.host_state import gradient_width
 from zenflow.rule.adamw import Hyper
 from zenflow.surface import assembly
 
@@ -130,6 +132,38 @@ def test_columns_are_packed_and_their_weights_moved(kernels, shape, dtype, way):
     assert_equal([kernels.important(m.grad, m.important)], [m.grad.t()[m.important]])
 
 
+@EVERY
+@pytest.mark.parametrize("moves", [False, True])
+def test_columns_are_packed_in_eight_bits_and_moved_by_all_of_theirs(kernels, shape, dtype, moves):
+    m, plain = Matrix(shape, dtype), Matrix(shape, dtype)
+    m.grad[: shape[0] // 2] *= 2**-9  # small numbers of a group
+    count, width = len(m.deferred), gradient_width("e4m3", shape[0])
+    packed, expected = (
+        torch.full((count, width), 7, dtype=torch.uint8, device=DEVICE) for _ in range(2)
+    )
+    further = (m.weight, m.move) if moves else ()
+    kernels.pack(m.grad, m.on_host, packed, *further)
+    e4m3.encode(m.grad.t()[m.deferred], expected)
+    assert_equal([packed], [expected])
+    if moves:
+        kernels.move(plain.weight, m.grad, m.move)
+    assert_equal([m.weight], [plain.weight])
+    TorchKernels().pack(m.grad, m.on_host, packed.zero_())
+    assert_equal([packed], [expected], "torch's operations")
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-40, 3e38, float("inf"), float("nan")])
+def test_numbers_at_the_ends_of_the_range_are_packed_as_torch_does(kernels, value):
+    m = Matrix((65, 33), torch.float32)
+    m.grad[3, ::2] = value
+    packed, expected = (
+        torch.zeros(len(m.deferred), 67, dtype=torch.uint8, device=DEVICE) for _ in range(2)
+    )
+    kernels.pack(m.grad, m.on_host, packed)
+    TorchKernels().pack(m.grad, m.on_host, expected)
+    assert_equal([packed & 0x7F], [expected & 0x7F])  # a NaN's sign says nothing
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_pieces_of_a_matrix_are_packed_and_moved_each_once(kernels, shape):
     """The ring may cut a matrix anywhere, and selections leave columns in any order."""
@@ -158,6 +192,22 @@ def test_rows_land_with_the_fresh_step_of_a_late_gradient(kernels, shape, dtype,
     rate = 0.0 if late is None else m.move.rate
     assert_near(m.weight.t()[deferred], m.moved(m.arrived, rows, deferred, rate), dtype)
     assert_equal([m.weight[:, m.important]], [before[:, m.important]], "other columns")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_land_alike_with_a_rounded_gradient_that_was_packed_or_not(kernels, dtype):
+    for own in (kernels, TorchKernels()):
+        m, whole = Matrix((65, 130), dtype), Matrix((65, 130), dtype)
+        packed = torch.zeros(len(m.deferred), 67, dtype=torch.uint8, device=DEVICE)
+        own.pack(m.grad, m.on_host, packed)
+        late = LateGradient(packed, is_packed=True, move=m.move, is_rounded=True)
+        own.land(m.arrived.clone(), m.on_host, m.weight, late)
+        late = LateGradient(m.grad.t(), is_packed=False, move=m.move, is_rounded=True)
+        own.land(m.arrived.clone(), m.on_host, whole.weight, late)
+        assert_equal([m.weight], [whole.weight])
+        rows = e4m3.decode(packed)
+        expected = m.moved(m.arrived, rows, m.deferred, m.move.rate)
+        assert_near(m.weight.t()[m.deferred], expected, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -254,6 +304,18 @@ def test_columns_that_change_their_owner_are_known_to_the_kernels(mode):
     log = decisions(config, [(4, {"topk_ratio": 0.6}), (8, {"topk_ratio": 0.4})])
     scenario = reference.Scenario(config, [(6, 16), (3, 8)], num_steps=12, log=log)
     reference.check_scenario(scenario, mode, device=DEVICE.type)
+
+
+@on_triton()
+@pytest.mark.parametrize("mode", ["keep", "release"])
+def test_gradients_of_eight_bits_follow_their_reference(mode):
+    from tests.zenflow.step.test_gradient_link import check
+
+    config = ZenFlowConfig(
+        topk_ratio=0.25, update_interval=2, select_interval=2, block_elements=700,
+        gradient_link="e4m3", **TINY,
+    )  # fmt: skip
+    check(reference.Scenario(config, [(6, 16), (70, 9)], num_steps=8), mode, device=DEVICE.type)
 
 
 @on_triton()

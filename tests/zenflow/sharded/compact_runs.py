@@ -1,4 +1,6 @@
-"""Runs with compact host state in which ranks round nothing: equal bits are to be expected."""
+"""Runs with formats of few bytes in which ranks sum exactly: equal bits are to be expected."""
+
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -12,6 +14,7 @@ CONFIG = ZenFlowConfig(
     topk_ratio=0.25, update_interval=4, select_interval=3, block_elements=1500,
     host_state="compact", importance_decay=0.5, **TINY,
 )  # fmt: skip
+CONFIGS = {"keep": CONFIG, "release": replace(CONFIG, gradient_link="e4m3")}
 SAVED_AT, LAST = 6, 13
 OPTIONS = {
     "keep": {"offload_gradients": "keep"},
@@ -20,7 +23,7 @@ OPTIONS = {
 
 
 class Given(nn.Module):
-    """Matrices with gradients of small integers, which averages and sums of squares keep exact."""
+    """Matrices with gradients that averages keep exact, of sizes that differ within a group."""
 
     def __init__(self, seed=0):
         super().__init__()
@@ -32,9 +35,10 @@ class Given(nn.Module):
         generator = torch.Generator().manual_seed(step)
         total = 0.0
         for weight in self.parameters():
-            grad = torch.randint(-4, 5, weight.shape, generator=generator)
+            grad = torch.randint(-40, 41, weight.shape, generator=generator)
             scale = 2.0 ** torch.randint(-3, 4, weight.shape[1:], generator=generator)
-            total = total + (weight * grad * scale).sum()
+            of_rows = 2.0 ** torch.randint(-12, 1, (len(weight), 1), generator=generator)
+            total = total + (weight * grad * scale * of_rows).sum()
         return total
 
 
@@ -51,7 +55,8 @@ def trained(wrap, folder, mode, *, loads=False):
     options = dict(OPTIONS[mode])
     if isinstance(model, DistributedDataParallel):
         options["process_group"] = model.process_group
-    with closing(ZenFlowAdamW(model.parameters(), lr=1e-2, config=CONFIG, **options)) as optimizer:
+    options |= {"lr": 1e-2, "config": CONFIGS[mode]}
+    with closing(ZenFlowAdamW(model.parameters(), **options)) as optimizer:
         if "process_group" in options and mode == "release":
             optimizer.release_from(model)
         if loads:

@@ -17,7 +17,7 @@ def to_nearest(*arguments):
     return compact.Rounding.nearest()
 
 
-def check(scenario, mode, *, is_random):
+def check(scenario, mode, *, is_random, kind=CompactReference):
     """Compare weights after every step, and under `eval()` at the end."""
     model = scenario.model()
     with pytest.MonkeyPatch.context() as patch:
@@ -26,7 +26,7 @@ def check(scenario, mode, *, is_random):
             select(patch, "torch")
             patch.setattr(compact.Rounding, "drawn", to_nearest)
         optimizer = scenario.optimizer(model, mode)
-        reference = CompactReference(
+        reference = kind(
             *(scenario.groups(model), scenario.config, scenario.max_norm, scenario.log),
             depth=optimizer.memory.queue_depth,
             is_random=is_random,

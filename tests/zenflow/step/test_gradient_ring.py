@@ -30,14 +30,15 @@ class FakeBlock:
 
     def __init__(self, num_rows, num_columns, columns):
         self.deferred = whole = HostColumns.of(columns, num_columns)
-        part = SimpleNamespace(most=num_rows)
 
         def host_columns(low, high):
             indices, wide = whole.indices[low:high], (0, num_columns)
             return HostColumns(indices, whole.rows, low, high, *wide)
 
-        self.split = SimpleNamespace(num_host_rows=num_rows, part=part, host_columns=host_columns)
-        self.host_shape = len(columns), num_rows
+        self.split = SimpleNamespace(
+            gradient_width=num_rows, slot_width=num_rows, host_columns=host_columns
+        )
+        self.gradient_shape = len(columns), num_rows
 
 
 def make_jobs(shapes, seed=0, dtype=torch.bfloat16):

@@ -36,7 +36,10 @@ def check_resume(settings, steps):
                 assert_equal(run.step(step), weights[step], what)
 
 
-RULES = ("exact", "no overlap", "warm-up", "selection at every boundary", "S = 1", "only deferred")
+RULES = (
+    *("exact", "no overlap", "warm-up", "selection at every boundary", "S = 1", "only deferred"),
+    "eight bits",
+)
 
 
 @pytest.mark.parametrize("mode", MODES)

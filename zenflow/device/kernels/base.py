@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from zenflow.host import e4m3
 from zenflow.rule.adamw import Hyper
 
 
@@ -62,18 +63,28 @@ class LateGradient:
     """A gradient that is newer than an update, which is applied when the update arrives."""
 
     rows: Tensor
-    """Columns of the gradient as rows: (I, O), or (D, O) where they are the arriving ones."""
+    """Columns of the gradient as rows: (I, O), or the arriving ones as they are packed."""
     is_packed: bool
     """Whether `rows` are the arriving columns alone, in their order."""
     move: FreshMove
     """Fresh step by this gradient; its rows are those that the arriving columns have."""
+    is_rounded: bool = False
+    """Whether packed gradients have eight bits (`zenflow.host.e4m3`). Others are rounded to as
+    many, so that it makes no difference which are at hand."""
 
     def move_on(self, values_DO: Tensor, columns: HostColumns) -> None:
         """Apply the fresh step of this gradient to arriving weights, in place."""
-        move, indices_D = self.move, columns.indices
-        rows_DO = self.rows if self.is_packed else self.rows.index_select(0, indices_D)
-        factors_D1 = move.column_factors.index_select(0, indices_D).unsqueeze(1)
+        move = self.move
+        factors_D1 = move.column_factors.index_select(0, columns.indices).unsqueeze(1)
+        rows_DO = self.arriving(columns)
         values_DO.addcmul_(rows_DO * factors_D1, move.row_factors.t(), value=-move.rate)
+
+    def arriving(self, columns: HostColumns) -> Tensor:
+        """Return the gradient of arriving columns, (D, O), float32 where it is rounded."""
+        if self.is_packed:
+            return e4m3.decode(self.rows) if self.is_rounded else self.rows
+        rows_DO = self.rows.index_select(0, columns.indices)
+        return e4m3.rounded(rows_DO) if self.is_rounded else rows_DO
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +160,13 @@ class DeviceKernels(ABC):
         weight_OI: Tensor | None = None,
         move: FreshMove | None = None,
     ) -> None:
-        """Copy columns of a gradient to rows, and take their fresh step if one is given.
+        """Copy columns of a matrix to rows, and take their fresh step if one is given.
 
         Args:
-            grad_OI: The gradient.
+            grad_OI: The matrix, a gradient mostly.
             columns: The columns.
-            packed_DO: Output, contiguous.
+            packed_DO: Output, contiguous. To uint8, (D, O + ceil(O / 64)), they are rounded by
+                `zenflow.host.e4m3`.
             weight_OI: Weight of the fresh step, for `moves_while_packing`; nobody else may write
                 to the columns among which the packed ones lie.
             move: Factors of the fresh step; None for none.

@@ -15,6 +15,7 @@ from zenflow.device.kernels.base import (
     LateGradient,
     Member,
 )
+from zenflow.host import e4m3
 from zenflow.rule.adamw import Hyper, update_rows
 from zenflow.rule.sizes import FRESH_ELEMENTS
 
@@ -62,7 +63,7 @@ class TorchKernels(DeviceKernels):
     ) -> None:
         """Gather rows of the transposed gradient."""
         assert move is None, "these kernels move whole matrices"
-        torch.index_select(grad_OI.t(), 0, columns.indices, out=packed_DO)
+        _pack(grad_OI.t(), columns, packed_DO)
 
     def land(
         self,
@@ -92,6 +93,13 @@ class TorchKernels(DeviceKernels):
             member.weight.index_copy_(1, member.columns, part_OK)
 
 
+def _pack(grad_IO: Tensor, columns: HostColumns, packed: Tensor) -> None:
+    if packed.dtype == torch.uint8:
+        e4m3.encode(grad_IO.index_select(0, columns.indices), packed)
+    else:
+        torch.index_select(grad_IO, 0, columns.indices, out=packed)
+
+
 class CpuKernels(TorchKernels):
     """torch's operations, in the forms that suit a CPU."""
 
@@ -114,7 +122,7 @@ class CpuKernels(TorchKernels):
     ) -> None:
         """Transpose by blocks and gather rows: a third of the time of a strided gather."""
         assert move is None, "these kernels move whole matrices"
-        torch.index_select(grad_OI.t().contiguous(), 0, columns.indices, out=packed_DO)
+        _pack(grad_OI.t().contiguous(), columns, packed_DO)
 
     def land(
         self,

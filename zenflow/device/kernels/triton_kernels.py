@@ -24,6 +24,7 @@ from zenflow.device.kernels.base import (
     LateGradient,
     Member,
 )
+from zenflow.host_state import GROUP
 from zenflow.rule.adamw import Hyper, row_scales
 
 SQUARES = {"ROWS": 64, "COLUMNS": 128, "num_warps": 4}
@@ -34,6 +35,8 @@ GATHERED = {"ROWS": 32, "COLUMNS": 64, "num_warps": 4}
 """Tile of elements of `gather`."""
 TURNED = {"ROWS": 32, "COLUMNS": 128, "num_warps": 4}
 """Tile of kernels that turn columns into rows, or back."""
+ROUNDED = {"ROWS": GROUP, "COLUMNS": 64, "num_warps": 4}
+"""Tile of columns that are packed in eight bits: a group of each."""
 STEPPED = {"ROWS": 64, "COLUMNS": 32, "num_warps": 4}
 """Tile of elements of `adamw`."""
 _MOST_PROGRAMS = 1024
@@ -119,15 +122,17 @@ class TritonKernels(DeviceKernels):
         move: FreshMove | None,
     ) -> None:
         first, last, num_rows = *part[2:], len(grad_OI)
+        rounds = packed_DO is not None and packed_DO.dtype == torch.uint8
+        tile = ROUNDED if rounds else TURNED
         factors: tuple[Any, ...] = (None, None, None, 0.0)
         if move is not None:
             factors = (move.column_factors, move.stays, move.row_factors, move.rate)
         with self._here():
-            triton_source.move_and_pack[_grid(last - first, num_rows, TURNED)](
+            triton_source.move_and_pack[_grid(last - first, num_rows, tile)](
                 grad_OI, weight_OI, packed_DO, host_rows, *factors, *part, num_rows,
                 *grad_OI.stride(), *((0, 0) if weight_OI is None else weight_OI.stride()),
                 MOVES=move is not None, STAYS=move is not None and move.stays is not None,
-                PACKS=packed_DO is not None, **TURNED, **_EXACT,
+                PACKS=packed_DO is not None, ROUNDS=rounds, **tile, **_EXACT,
             )  # fmt: skip
 
     def land(
@@ -142,15 +147,18 @@ class TritonKernels(DeviceKernels):
             return
         part, num_rows = _ranges(columns), arrived_DO.shape[1]
         newer: Tensor | None = None
+        is_packed = True
         factors: tuple[Any, ...] = (None, None, 0.0)
         if late is not None:
-            newer = late.rows
+            newer, is_packed = late.rows, late.is_packed
+            if late.is_rounded:
+                newer, is_packed = late.arriving(columns), True
             factors = (late.move.column_factors, late.move.row_factors, late.move.rate)
         with self._here():
             triton_source.land[_grid(part[3] - part[2], num_rows, TURNED)](
                 arrived_DO, weight_OI, newer, columns.rows, *factors, *part, num_rows,
                 *weight_OI.stride(), *((0, 0) if newer is None else newer.stride()),
-                IS_LATE=late is not None, IS_PACKED=late is None or late.is_packed,
+                IS_LATE=late is not None, IS_PACKED=is_packed,
                 **TURNED, **_EXACT,
             )  # fmt: skip
 

@@ -83,18 +83,36 @@ def gather(
     tl.store(rows + place.to(tl.int64)[None, :] * num_rows + row[:, None], values, mask=inside)
 
 
+@triton.jit
+def e4m3_of(values):
+    """Return the codes of a tile whose columns are a group each, and the groups' exponent bytes.
+
+    See `zenflow.host.e4m3`.
+    """
+    bits = values.to(tl.float32).to(tl.int32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    largest = tl.minimum(tl.max(size, axis=0), 0x7F800000)
+    exponent = tl.maximum((largest + 0x7FFFF + ((largest >> 20) & 1) >> 23) - 15, 2)
+    base = exponent[None, :] * 8
+    code = (size + 0x7FFFF + ((size >> 20) & 1) >> 20) - base
+    lifted = (size > (base + 1 << 20) - (1 << 23)).to(tl.int32)
+    code = tl.minimum(tl.maximum(code, lifted), 127) | ((bits >> 24) & 0x80)
+    return code.to(tl.uint8), exponent.to(tl.uint8)
+
+
 @triton.jit(do_not_specialize=["first_row", "last_row"])
 def move_and_pack(
     grad, weight, packed, host_rows, column_factors, stays, row_factors, rate,
     first_row, last_row, first_column, last_column, num_rows,
     grad_row, grad_column, weight_row, weight_column, MOVES: tl.constexpr, STAYS: tl.constexpr,
-    PACKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    PACKS: tl.constexpr, ROUNDS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Read neighbouring columns of a gradient once: move their weights, pack some, or both.
 
     Columns are packed, and moved, whose host row is in first_row..last_row-1; without packing all
     of them are moved. A column among them that is not moved gets the weight that it has, so that
-    accesses are of whole memory lines.
+    accesses are of whole memory lines. With `ROUNDS` the packed columns are those of
+    `zenflow.host.e4m3`, and a tile has as many rows as a group.
     """
     column = first_column + tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -108,8 +126,17 @@ def move_and_pack(
     if tl.max(chosen.to(tl.int32), axis=0) > 0:  # a matrix in several pieces is read about once
         values = tl.load(grad + rows * grad_row + columns * grad_column, mask=inside, other=0.0)
         if PACKS:
-            at = packed + (place - first_row).to(tl.int64)[None, :] * num_rows + row[:, None]
-            tl.store(at, values, mask=is_row[:, None] & chosen[None, :])
+            of_place = (place - first_row).to(tl.int64)
+            sent = is_row[:, None] & chosen[None, :]
+            if ROUNDS:
+                width = num_rows + tl.cdiv(num_rows, ROWS)
+                codes, exponent = e4m3_of(values)
+                tl.store(packed + of_place[None, :] * width + row[:, None], codes, mask=sent)
+                at = packed + of_place * width + num_rows + tl.program_id(1)
+                tl.store(at, exponent, mask=chosen)
+            else:
+                at = packed + of_place[None, :] * num_rows + row[:, None]
+                tl.store(at, values, mask=sent)
         if MOVES:
             of_columns = tl.load(column_factors + column, mask=chosen, other=0.0)
             if STAYS:

@@ -69,6 +69,7 @@ class FreshSteps:
         device: AbstractDevice,
         *,
         packs: bool = False,
+        rounds_gradients: bool = False,
     ) -> None:
         """Start with no step.
 
@@ -77,7 +78,9 @@ class FreshSteps:
             calendar: When windows end and land.
             device: Owner of the weights.
             packs: Whether compute packs all deferred columns, in every step.
+            rounds_gradients: Whether gradients are rounded to eight bits on their way out.
         """
+        self._rounds_gradients = rounds_gradients
         self._moves_in_pack = packs and device.kernels.moves_while_packing
         self._layout = layout
         self._calendar = calendar
@@ -255,14 +258,15 @@ class FreshSteps:
 
         Args:
             split: The parameter.
-            rows: Columns of its gradient as rows: all of them, or the landing ones, packed; as
-                long as on the host.
+            rows: Columns of its gradient as rows, of this host's part: all of them as the device
+                has them, or the landing ones, packed.
             is_packed: Whether `rows` are the landing columns alone.
         """
         if split not in self._moving:
             return None
         factors = split.columns.fresh_factors, split.part.of(self._row_factors[split])
-        return LateGradient(rows, is_packed, FreshMove(*factors, self._rates[split]))
+        move = FreshMove(*factors, self._rates[split])
+        return LateGradient(rows, is_packed, move, self._rounds_gradients)
 
     def finish(self, step: Step, factor: Tensor) -> None:
         """Update the second moments C and R by a step that is taken.

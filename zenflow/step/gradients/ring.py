@@ -34,7 +34,7 @@ class PackJob:
     columns: HostColumns
     """Columns that are to be packed."""
     host: Tensor
-    """Host's buffer of the columns, (high - low, O)."""
+    """Host's buffer of the columns, (high - low, length of a column), in their type there."""
     low: int
     """First of the block's host rows."""
     high: int
@@ -55,12 +55,12 @@ class PackJob:
         Args:
             block: The block.
             grad: Gradient of its parameter, (O, I).
-            host: Host's buffer of all its deferred columns, (D, O).
+            host: Host's buffer of all its deferred columns, (D, length of a column).
             move: Fresh step to take on the way; None for none.
         """
-        count, num_rows = block.host_shape
-        num_bytes = count * num_rows * host.itemsize
-        slot_bytes = count * block.split.part.most * host.itemsize
+        count, width = block.gradient_shape
+        num_bytes = count * width * host.itemsize
+        slot_bytes = count * block.split.slot_width * host.itemsize
         return cls(block, grad, block.deferred, host, 0, count, num_bytes, slot_bytes, move)
 
     def part(self, low: int, high: int) -> PackJob:
@@ -145,8 +145,8 @@ class GradientRing:
             waiting: Encloses a wait for a slot.
 
         Returns:
-            (packed columns (D, O), host's buffer (D, O)) of each job, and the slot's lease, which
-            readers take. The packing itself is ordered by the compute stream.
+            (packed columns, host's buffer) of each job, and the slot's lease, which readers take.
+            The packing itself is ordered by the compute stream.
         """
         first = self._free_slot(sum(aligned(job.slot_bytes) for job in piece), waiting)
         packed: list[tuple[Tensor, Tensor]] = []
@@ -168,7 +168,7 @@ class GradientRing:
 
     def _room(self, at: int, job: PackJob, num_rows: int) -> Tensor:
         """Return the matrix of so many of a job's columns that begins at a byte of the ring."""
-        return self._memory.matrix(at, (num_rows, job.block.split.num_host_rows), job.host.dtype)
+        return self._memory.matrix(at, (num_rows, job.block.split.gradient_width), job.host.dtype)
 
     def _launch(self, run: _Run) -> None:
         """Pack a run by one kernel."""

@@ -8,6 +8,7 @@ from functools import partial
 
 from torch import Tensor
 
+from zenflow.columns.byte_memory import ByteMemory
 from zenflow.columns.gradient_queue import RoomPool, StagedGradient, adam_step
 from zenflow.columns.host_rows import HostRows, MovingColumns
 from zenflow.columns.host_update import RowWork, catch_up, stepped
@@ -55,6 +56,11 @@ class ExactTasks(AbstractHostTasks):
         """Bytes of `host_bytes` that are pinned where the device is a GPU."""
         return self.rooms.memory.num_bytes
 
+    @property
+    def pools(self) -> Sequence[ByteMemory]:
+        """Memory of gradients that wait, beside staging; free when nothing waits."""
+        return (self.rooms.memory,)
+
     def renew(self) -> None:
         """Follow a resizing of all blocks; no gradient waits."""
         self.rooms.clear()
@@ -86,7 +92,7 @@ class ExactTasks(AbstractHostTasks):
         staging = block.host.staging
         taken = None
         if self.queues[block.index]:
-            taken = self.rooms.take(block.host_shape, staging)
+            taken = self.rooms.take(block.gradient_shape, staging)
         if taken is not None:
             values, room = taken
             return StagedGradient(values, room.lease, room)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from zenflow.columns.byte_memory import ByteMemory
 from zenflow.columns.device_rows import Resident
 from zenflow.columns.gradient_queue import StagedGradient
 from zenflow.columns.host_rows import MovingColumns
@@ -137,6 +138,11 @@ class AbstractHostTasks(ABC):
     @abstractmethod
     def pinned_bytes(self) -> int:
         """Bytes of `host_bytes` that are pinned where the device is a GPU."""
+
+    @property
+    def pools(self) -> Sequence[ByteMemory]:
+        """Memory of gradients that wait, beside staging; free when nothing waits."""
+        return ()
 
     @abstractmethod
     def renew(self) -> None:

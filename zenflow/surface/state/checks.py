@@ -11,6 +11,7 @@ import torch
 
 from zenflow.columns.device_rows import Resident
 from zenflow.columns.layout import SplitParam
+from zenflow.config import ZenFlowConfig
 from zenflow.errors import CheckpointError
 from zenflow.rule.blocks import important_count
 from zenflow.surface.state.compact import LEFT_OUT, rows_in_flight
@@ -182,12 +183,12 @@ def _compact_shapes(
 
 
 def _check_config(engine: Engine, saved: Mapping[str, Any]) -> None:
-    """Refuse a state of another configuration."""
-    config = engine.config.to_dict()
+    """Refuse a state of another configuration; an earlier version knew fewer settings."""
+    there = {**ZenFlowConfig().to_dict(), **saved["config"]}
     differing = [
-        f"{key} is {saved['config'].get(key)!r} there and {value!r} here"
-        for key, value in config.items()
-        if saved["config"].get(key) != value and key not in _FREE
+        f"{key} is {there[key]!r} there and {value!r} here"
+        for key, value in engine.config.to_dict().items()
+        if there[key] != value and key not in _FREE
     ]
     if engine.config.is_compact and not is_converted(engine, saved):
         depth = depth_of(engine)

@@ -40,11 +40,12 @@ def compact_entry(
 
     Args:
         engine: A drained engine.
-        split: The parameter. Its staging has the weights of training.
+        split: The parameter, whose weights of training are at hand.
         entry: Values of `param_state`, whose `LANDING` is no live tensor.
     """
     kept = {name: tensor for name, tensor in entry.items() if name != LANDING}
-    if all(_is_true(block.host.staging, block) for block in split.blocks):
+    training = engine.training.of_blocks(split)
+    if all(map(_is_true, training, split.blocks)):
         del kept[TRAINING]
     found = [engine.in_flight.of(block) for block in split.blocks]
     flying = [update for update in found if update is not None]

@@ -20,7 +20,7 @@ from zenflow.columns.device_rows import Resident
 from zenflow.columns.host_rows import ROW_STATE
 from zenflow.columns.layout import SplitParam
 from zenflow.columns.shards import RowSpread, is_of_another_rank, part_of, spread
-from zenflow.host.compact import num_groups
+from zenflow.host_state import num_groups
 
 if TYPE_CHECKING:
     from zenflow.step.engine import Engine
@@ -99,10 +99,8 @@ def param_state(engine: Engine, place: SplitParam | Resident) -> dict[str, Tenso
     if engine.fresh is not None:
         state["row_mean_squares"] = place.rows.mean_squares
     return state | {
-        TRAINING: place.host.staging,
-        LANDING: torch.zeros((), dtype=place.param.dtype, device="cpu").expand(
-            place.host.staging.shape
-        ),
+        TRAINING: engine.training.of(place),
+        LANDING: torch.zeros((), dtype=place.param.dtype, device="cpu").expand(place.host.shape),
         "deferred_columns": place.deferred_columns,
         "important_columns": place.important_columns,
         "scores": place.columns.scores,
@@ -112,7 +110,7 @@ def param_state(engine: Engine, place: SplitParam | Resident) -> dict[str, Tenso
 
 def landing_weight(engine: Engine, place: SplitParam) -> Tensor:
     """Return a copy of a drained parameter's updates in flight, in the rows of their blocks."""
-    values = torch.zeros(place.host.staging.shape, dtype=place.param.dtype, device="cpu")
+    values = torch.zeros(place.host.shape, dtype=place.param.dtype, device="cpu")
     row = 0
     for block in place.blocks:
         count = block.shape.num_deferred

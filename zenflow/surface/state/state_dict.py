@@ -62,7 +62,7 @@ def add_engine_state(
 ) -> None:
     """Add the engine's part to torch's part of a state; live parameters' entries do not change.
 
-    Also fills every `training_weight`, which shares memory with the staging buffers.
+    Also fills every `training_weight`, which may be in the memory of gradients.
 
     Args:
         engine: A drained engine.
@@ -204,7 +204,7 @@ def _load_params(
             if name not in lacks:
                 tensor.copy_(taken_part(place, name, states[key][name]))
         if isinstance(place, SplitParam) and TRAINING in lacks:
-            place.host.staging.copy_(place.host.weights(place.param.dtype))
+            engine.training.of(place).copy_(place.host.weights(place.param.dtype))
     for split in engine.layout.splits:
         split.note_owners()
         split.show_important()

@@ -1,0 +1,145 @@
+"""Memory of a process whose optimizer state is on the host, beside what its plan counts.
+
+    python -m evidence.benchmarks.host_memory [--params N] [--out FILE]
+
+Each format runs in fresh processes on a CPU in the role of the device: bfloat16 matrices that the
+host owns whole (k = 0), S = q = 4. A process takes some windows' steps. What it holds then, and
+held at most, is counted beside what it held with the model and a step's gradients alone. The
+system counts pages, whoever asked for them, so no sum can leave anything out. A model of half the
+size tells bytes a parameter from what every process takes: heaps of threads, mostly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from evidence.benchmarks.record import setting
+from experiments.output.files import write_json
+from zenflow import ZenFlowAdamW, ZenFlowConfig
+
+FORMATS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "8-bit gradients": {"gradient_link": "e4m3"},
+    "compact": {"host_state": "compact"},
+    "compact, 8-bit gradients": {"host_state": "compact", "gradient_link": "e4m3"},
+}
+"""Settings of each format."""
+SIDE = 4096
+"""Rows and columns of a matrix."""
+STEPS = 13
+MOST_STATE, MOST_ALL = 5.3, 8.2
+"""Bytes a parameter that compact state may take, and all host memory with 8-bit gradients."""
+
+
+def held(name: str) -> int:
+    """Return the bytes that this process holds in memory now (VmRSS), or held at most (VmHWM)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return 1024 * int(line.split()[1])
+    raise OSError(f"this system does not count {name}")
+
+
+def measure(kind: str, params: int) -> dict[str, Any]:
+    """Return the bytes of one format, in this process."""
+    config = ZenFlowConfig(topk_ratio=0.0, queue_depth=4, min_split_elements=1, **FORMATS[kind])
+    _train(1, 64, config)  # what is loaded and compiled on the way is no optimizer's
+    return _train(max(1, params // SIDE**2), SIDE, config)
+
+
+def _train(count: int, side: int, config: ZenFlowConfig) -> dict[str, Any]:
+    """Return the bytes of square matrices, after some steps."""
+    shape = side, side
+    model = nn.ParameterList(
+        nn.Parameter(torch.full(shape, 0.02, dtype=torch.bfloat16)) for _ in range(count)
+    )
+    grads = [torch.full(shape, 0.01, dtype=torch.bfloat16) for _ in range(count)]
+    before = held("VmRSS")
+    with closing(ZenFlowAdamW(model.parameters(), lr=1e-4, config=config)) as optimizer:
+        for _ in range(STEPS):
+            for weight, grad in zip(model, grads, strict=True):
+                weight.grad = grad
+            optimizer.step()
+        optimizer.synchronize()
+        plan = optimizer.memory
+        beside = plan.device_extra_bytes + plan.device_ring_bytes  # in RAM too, without a GPU
+        now, most = held("VmRSS"), held("VmHWM")
+    return {
+        "params": plan.num_params,
+        "state": plan.host_bytes - plan.pinned_bytes,
+        "planned": plan.host_bytes,
+        "held": now - before - plan.device_extra_bytes,
+        "held_at_most": most - before - beside,
+    }
+
+
+def compared(small: dict[str, Any], large: dict[str, Any]) -> dict[str, float]:
+    """Return bytes a parameter by two sizes of a model, and what the larger takes besides."""
+    more = large["params"] - small["params"]
+    each = (large["held"] - small["held"]) / more
+    return {
+        "state": large["state"] / large["params"],
+        "planned": large["planned"] / large["params"],
+        "held": each,
+        "besides": large["held"] - each * large["params"],
+        "besides_at_most": large["held_at_most"] - each * large["params"],
+    }
+
+
+def in_own_process(kind: str, params: int) -> dict[str, Any]:
+    """Measure a format in a fresh process."""
+    command = [sys.executable, "-m", "evidence.benchmarks.host_memory"]
+    command += ["--kind", kind, "--params", str(params)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def table(rows: dict[str, dict[str, float]]) -> str:
+    """Return the rows as text: bytes a parameter, and megabytes besides."""
+    heads = ("format", "states", "plan", "held", "MB besides", "at most")
+    lines = ["{:<28}{:>9}{:>9}{:>9}{:>12}{:>9}".format(*heads)]
+    for kind, row in rows.items():
+        each = "".join(f"{row[name]:>9.2f}" for name in ("state", "planned", "held"))
+        besides, most = row["besides"] / 1e6, row["besides_at_most"] / 1e6
+        lines.append(f"{kind:<28}{each}{besides:>12.0f}{most:>9.0f}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure all formats, print a table, and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--params", type=int, default=1 << 28)
+    parser.add_argument("--out", type=Path, help="JSON file for the record")
+    parser.add_argument("--kind", choices=FORMATS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.kind is not None:
+        print(json.dumps(measure(options.kind, options.params)))
+        return
+    rows = {}
+    for kind in FORMATS:
+        sizes = [in_own_process(kind, count) for count in (options.params // 2, options.params)]
+        rows[kind] = compared(*sizes)
+    print(f"{options.params:,} parameters, k = 0, S = q = 4; bytes a parameter on the host")
+    print(table(rows))
+    state, whole = rows["compact"]["state"], rows["compact, 8-bit gradients"]["held"]
+    for said, value, most in (
+        ("compact state", state, MOST_STATE),
+        ("all that is held with compact state and 8-bit gradients", whole, MOST_ALL),
+    ):
+        word = "reached" if value <= most else "NOT reached"
+        print(f"{said}: at most {most} bytes a parameter: {word} ({value:.2f})")
+    if options.out is not None:
+        write_json(options.out, {**setting(params=options.params), "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
