@@ -2,11 +2,11 @@
 
     python -m evidence.benchmarks.host_memory [--params N] [--out FILE]
 
-Each format runs in fresh processes on a CPU in the role of the device: bfloat16 matrices that the
-host owns whole (k = 0), S = q = 4. A process takes some windows' steps. What it holds then, and
+Each format runs in a fresh process on a CPU in the role of the device: bfloat16 matrices that the
+host owns whole (k = 0), S = q = 4. The process takes some windows' steps. What it holds then, and
 held at most, is counted beside what it held with the model and a step's gradients alone. The
-system counts pages, whoever asked for them, so no sum can leave anything out. A model of half the
-size tells bytes a parameter from what every process takes: heaps of threads, mostly.
+system counts pages, whoever asked for them, so no sum can leave anything out. Heaps of the
+process's threads are in it, whatever the size of the model.
 """
 
 from __future__ import annotations
@@ -81,17 +81,14 @@ def _train(count: int, side: int, config: ZenFlowConfig) -> dict[str, Any]:
     }
 
 
-def compared(small: dict[str, Any], large: dict[str, Any]) -> dict[str, float]:
-    """Return bytes a parameter by two sizes of a model, and what the larger takes besides."""
-    more = large["params"] - small["params"]
-    each = (large["held"] - small["held"]) / more
-    return {
-        "state": large["state"] / large["params"],
-        "planned": large["planned"] / large["params"],
-        "held": each,
-        "besides": large["held"] - each * large["params"],
-        "besides_at_most": large["held_at_most"] - each * large["params"],
+def row_of(found: dict[str, int]) -> dict[str, float]:
+    """Return bytes a parameter, and the bytes that are held beyond the plan."""
+    each = {name: found[name] / found["params"] for name in ("state", "planned", "held")}
+    beyond = {
+        "beyond": found["held"] - found["planned"],
+        "beyond_at_most": found["held_at_most"] - found["planned"],
     }
+    return {**each, **beyond}
 
 
 def in_own_process(kind: str, params: int) -> dict[str, Any]:
@@ -104,13 +101,13 @@ def in_own_process(kind: str, params: int) -> dict[str, Any]:
 
 
 def table(rows: dict[str, dict[str, float]]) -> str:
-    """Return the rows as text: bytes a parameter, and megabytes besides."""
-    heads = ("format", "states", "plan", "held", "MB besides", "at most")
+    """Return the rows as text: bytes a parameter, and megabytes beyond the plan."""
+    heads = ("format", "states", "plan", "held", "MB beyond", "at most")
     lines = ["{:<28}{:>9}{:>9}{:>9}{:>12}{:>9}".format(*heads)]
     for kind, row in rows.items():
         each = "".join(f"{row[name]:>9.2f}" for name in ("state", "planned", "held"))
-        besides, most = row["besides"] / 1e6, row["besides_at_most"] / 1e6
-        lines.append(f"{kind:<28}{each}{besides:>12.0f}{most:>9.0f}")
+        beyond, most = row["beyond"] / 1e6, row["beyond_at_most"] / 1e6
+        lines.append(f"{kind:<28}{each}{beyond:>12.0f}{most:>9.0f}")
     return "\n".join(lines)
 
 
@@ -124,10 +121,7 @@ def main() -> None:
     if options.kind is not None:
         print(json.dumps(measure(options.kind, options.params)))
         return
-    rows = {}
-    for kind in FORMATS:
-        sizes = [in_own_process(kind, count) for count in (options.params // 2, options.params)]
-        rows[kind] = compared(*sizes)
+    rows = {kind: row_of(in_own_process(kind, options.params)) for kind in FORMATS}
     print(f"{options.params:,} parameters, k = 0, S = q = 4; bytes a parameter on the host")
     print(table(rows))
     state, whole = rows["compact"]["state"], rows["compact, 8-bit gradients"]["held"]
