@@ -14,16 +14,15 @@ from zenflow.config import ZenFlowConfig
 from zenflow.host_state import GROUP, HostState, gradient_bytes, state_bytes
 from zenflow.rule.sizes import AUTOMATIC_DEPTH
 
-CODING_STEPS = 2.5
-"""Time in which compact state is decoded and encoded once, in AdamW steps of an element.
+CODING_STEPS, DECODING_STEPS = 2.2, 0.5
+"""Time in which compact state is decoded and encoded once, and in which a gradient of eight bits is
+decoded, in AdamW steps of an element.
 
-Measured on one core of an AMD EPYC (Zen 4) with AVX-512, from its cache, by
-`evidence.benchmarks.host_update`; no record is committed yet. One ratio stands for every host, as
-no profile has its own. Coding has neither roots nor divisions, so cores that are slow at these
-have a smaller one.
+Measured on one core of an AMD EPYC (Zen 4) with AVX-512, from its cache (record
+2026-11-26_benchmarks_amd-epyc of `evidence.benchmarks.host_update`). One ratio stands for every
+host, as no profile has its own. Coding has neither roots nor divisions, so cores that are slow at
+these have a smaller one.
 """
-DECODING_STEPS = 0.3
-"""Time in which a gradient of eight bits is decoded, in AdamW steps of an element."""
 
 
 @dataclass(frozen=True, slots=True)
