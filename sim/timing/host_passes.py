@@ -15,8 +15,8 @@ from zenflow.host_state import GROUP, HostState, gradient_bytes, state_bytes
 from zenflow.rule.sizes import AUTOMATIC_DEPTH
 
 CODING_STEPS, DECODING_STEPS = 2.2, 0.5
-"""Time in which compact state is decoded and encoded once, and in which a gradient of eight bits is
-decoded, in AdamW steps of an element.
+"""Time in which compact state is decoded and encoded once, and that in which a gradient of eight
+bits is decoded, in AdamW steps of an element.
 
 Measured on one core of an AMD EPYC (Zen 4) with AVX-512, from its cache (record
 2026-11-26_benchmarks_amd-epyc of `evidence.benchmarks.host_update`). One ratio stands for every
