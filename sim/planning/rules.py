@@ -55,7 +55,7 @@ def rounds(config: ZenFlowConfig) -> bool:
 
 
 def _rounded(config: ZenFlowConfig) -> str:
-    """Return what is rounded, in words."""
+    """Return the numbers that are rounded, in words."""
     parts = [_STATE] * config.is_compact + [_GRADIENTS] * config.rounds_gradients
     return f"{', '.join(parts)}: within rounding of AdamW"
 

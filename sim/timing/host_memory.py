@@ -112,7 +112,7 @@ class HostMemory:
         if not self.config.rounds_gradients:
             return 0
         sizes = [_aligned(count * rows * self.dtype_bytes) for count, rows in self.matrices]
-        return packed_into(sizes, [self.staging, self.pool(depth)])[1]
+        return packed_into(sizes, [_aligned(self.staging), _aligned(self.pool(depth))])[1]
 
     def depth(self, spare_bytes: float) -> int:
         """Return the number of a column's gradients that may wait, as the engine decides it.
@@ -173,7 +173,8 @@ def host_memory(
     columns: Counter[tuple[int, int]] = Counter()
     for block in blocks:
         columns[block.matrix, block.num_rows] += block.num_deferred
-    matrices = tuple((count, rows) for (_, rows), count in columns.items())
+    # In order of registration, as the engine lays them out.
+    matrices = tuple((count, rows) for (_, rows), count in sorted(columns.items()))
     return HostMemory(
         config=config,
         deferred=sum(block.deferred_elements for block in blocks),

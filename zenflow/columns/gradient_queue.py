@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from zenflow.columns.byte_memory import ByteMemory
-from zenflow.columns.host_rows import room_bytes
+from zenflow.columns.host_rows import aligned, room_bytes
 from zenflow.device.base import AbstractDevice, HostValues
 from zenflow.host.jobs import AdamStep
 from zenflow.lanes.lease import Lease
@@ -81,12 +81,14 @@ class RoomPool:
 
     def __init__(self, device: AbstractDevice, num_bytes: int) -> None:
         """Allocate the pool's bytes, of which there may be none."""
-        self.memory = ByteMemory(device.pinned_slab(num_bytes, torch.uint8))
+        self.num_bytes = num_bytes
+        """Bytes of all rooms together."""
+        self.memory = ByteMemory(device.pinned_slab(aligned(num_bytes), torch.uint8))
         self.clear()
 
     def clear(self) -> None:
         """Take all rooms back; no work may use one of them."""
-        self._free = [Room(0, self.memory.num_bytes)] if self.memory.num_bytes else []
+        self._free = [Room(0, self.num_bytes)] if self.num_bytes else []
 
     def take(self, shape: tuple[int, int], like: Tensor) -> tuple[Tensor, Room] | None:
         """Return a matrix of this shape and `like`'s dtype, and its room; None if none is free."""

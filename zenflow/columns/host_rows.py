@@ -183,9 +183,11 @@ class HostSlabs:
             host_memory.zeroed(total, dtype)
             for total, dtype in zip(totals, kind.DTYPES, strict=True)
         ]
-        staging_bytes = sum(_staging_bytes(shape) for shape in shapes)
-        self.staging = ByteMemory(device.pinned_slab(staging_bytes, torch.uint8))
-        """Memory of one step's gradients."""
+        self.pinned_bytes = sum(_staging_bytes(shape) for shape in shapes)
+        """Bytes of one step's gradients, which are pinned on a GPU."""
+        # Whole lines, as torch saves views of any dtype with all of their memory.
+        self.staging = ByteMemory(device.pinned_slab(aligned(self.pinned_bytes), torch.uint8))
+        """Memory of these gradients."""
         self._elements = [0] * len(totals)
         self._byte = 0
         self._num_taken = 0
@@ -194,11 +196,6 @@ class HostSlabs:
     def num_bytes(self) -> int:
         """Bytes of all slabs together."""
         return sum(slab.nbytes for slab in self._state) + self.pinned_bytes
-
-    @property
-    def pinned_bytes(self) -> int:
-        """Bytes that are pinned on a GPU."""
-        return self.staging.num_bytes
 
     def take(self, shape: RowShape) -> HostRows:
         """Return the next parameter's piece of every slab."""

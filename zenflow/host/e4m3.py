@@ -84,7 +84,7 @@ def decode(rows: Tensor) -> Tensor:
 
 
 def rounded(values: Tensor) -> Tensor:
-    """Return what the host gets of a matrix of gradients, (R, O): float32 (R, O)."""
+    """Return a matrix of gradients, (R, O), as the host gets it: float32 (R, O)."""
     num_rows, num_elements = values.shape
     width = gradient_width("e4m3", num_elements)
     rows = torch.empty(num_rows, width, dtype=torch.uint8, device=values.device)

@@ -25,7 +25,7 @@ about the error that four bits of E4M3 make."""
 _SEED = 1
 
 Coded = tuple[object, int]
-"""What a codec made of numbers, and its bytes."""
+"""Coded numbers, and their bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What formats of few bytes do to the tensors of a training: error, bytes and speed.
+"""Formats of few bytes on the tensors of a training: error, bytes and speed.
 
 Gradients cross the link, moments and weights wait on the host, weights are saved. Each may have a
 format of its own: floats of few bits with a common exponent, integers with a common scale, a

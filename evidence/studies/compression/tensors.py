@@ -23,7 +23,7 @@ class Sample:
     """Some columns of one matrix as rows, and of what AdamW keeps of it: float32 (R, O)."""
 
     tensors: Mapping[str, Tensor]
-    """Tensors by kind."""
+    """Gradient, moments and weights of the columns, by their names in `KINDS`."""
     step: int
     """Number of steps that the moments have seen."""
 

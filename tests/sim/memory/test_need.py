@@ -38,6 +38,14 @@ CONFIGS = {
     "compact": {"preset": "zenflow", "host_state": "compact"},
     "compact, odd rows": {"preset": "zenflow", "host_state": "compact", "min_split_elements": 16},
     "compact, no queue": {"preset": "zenflow", "host_state": "compact", "queue_depth": 1},
+    "8-bit gradients": {"preset": "zenflow", "gradient_link": "e4m3"},
+    "few bytes, odd rows": {
+        "preset": "zenflow",
+        "host_state": "compact",
+        "gradient_link": "e4m3",
+        "queue_depth": 1,
+        "min_split_elements": 16,
+    },
     "paper, S = 1": {"preset": "zenflow_paper", "update_interval": 1},
     "paper, no overlap": {"preset": "zenflow_paper", "overlap_step": False},
 }

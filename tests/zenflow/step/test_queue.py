@@ -178,7 +178,7 @@ def assert_all_free(optimizer):
     optimizer.state_dict()  # what waits is applied
     rooms = optimizer._engine.schedule.tasks.rooms
     free = sum(room.last - room.first for room in rooms._free)
-    assert free == rooms.memory.num_bytes > 0
+    assert free == rooms.num_bytes > 0
 
 
 @STATES

@@ -49,12 +49,12 @@ class ExactTasks(AbstractHostTasks):
     @property
     def host_bytes(self) -> int:
         """Bytes of the tasks' host memory, without the rows."""
-        return self.rooms.memory.num_bytes
+        return self.rooms.num_bytes
 
     @property
     def pinned_bytes(self) -> int:
         """Bytes of `host_bytes` that are pinned where the device is a GPU."""
-        return self.rooms.memory.num_bytes
+        return self.rooms.num_bytes
 
     @property
     def pools(self) -> Sequence[ByteMemory]:
