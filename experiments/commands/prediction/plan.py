@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -50,6 +51,8 @@ _NOT_ASKED = (
     default="float32, and compact where nothing fits with that",
 )  # fmt: skip
 @setting_flag(settings_of(ZenFlowConfig)["gradient_link"], section="Strategy", default="model")
+@option("--chunked-loss", is_flag=True, section="Compute",
+        help="Have logits never whole, as zenflow train --chunked-loss.")  # fmt: skip
 @option("--systems", is_flag=True, section="Strategy",
         help="Show other systems too, which don't run here.")  # fmt: skip
 @option(
@@ -88,6 +91,8 @@ def plan_command(context: click.Context, /, **flags: Any) -> None:
         raise ConfigError("--float32-master is about other systems: give --systems as well")
     hardware, notes = hardware_of(request)
     workload = workload_of(request, hardware)
+    if flags["chunked_loss"]:
+        workload = replace(workload, loss="chunks")
     notes = [*notes, *notes_on_positions(request), *notes_on(workload, hardware)]
     with Patience(f"Searching settings of {workload.name}"):
         found = plan(

@@ -470,3 +470,15 @@ def test_a_checkpoint_s_room_on_the_disk_is_in_the_table_the_answer_and_the_reco
 def test_other_systems_have_no_checkpoint_of_ours():
     options = record(*SHORT, "--systems")["options"]
     assert {o["checkpoint_bytes"] is None for o in options if not o["is_ours"]} == {True}
+
+
+def test_a_loss_in_chunks_takes_less_of_the_device_and_is_in_the_command():
+    needs = {}
+    for flags in ((), ("--chunked-loss",)):
+        found = record(*LLAMA, "--host-ram", "128", *flags)
+        option = found["recommended"] or found["likeliest"]
+        needs[bool(flags)] = {
+            part["name"]: part["num_bytes"] for part in option["memory"]["parts"]
+        }
+        assert ("--chunked-loss" in found["command"]) == bool(flags)
+    assert needs[True].get("logits and loss", 0) <= needs[False].get("logits and loss", 0)
