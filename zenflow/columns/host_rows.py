@@ -158,7 +158,7 @@ class RowShape:
     num_rows: int
     """Number of the parameter's rows on this host, O."""
     gradient_width: int
-    """Length of a column of a gradient on this host, in numbers of its type here."""
+    """Length of a gradient's column on this host, in numbers of `dtype`."""
     dtype: torch.dtype
     """Type of the gradients on the host."""
     whole_rows: int

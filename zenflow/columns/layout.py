@@ -122,8 +122,7 @@ class SplitParam(NamedParam):
     host: HostRows
     """Host rows in use: the first ones of `slab_rows`."""
     slot_width: int
-    """Largest length of a gradient's column on a host of the ranks, in numbers of its type there.
-    """
+    """Largest length of a gradient's column on any rank's host, in numbers of its type there."""
     deferred_columns: Tensor
     """Column index of each host row, (D,), int64."""
     important_columns: Tensor

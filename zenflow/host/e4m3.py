@@ -7,7 +7,7 @@ mantissa. With e the group's byte, c means the float32 whose bits are (c + 8 e) 
 down to 2^-15 of it keep four bits, and those under 2^-16 of it become 0.
 
 A gradient is rounded to nearest, ties to even. The error is relative to each number, so that a
-second moment is too large by a thousandth at most; with integers as codes the small numbers of a
+second moment is too large by about a thousandth; with integers as codes the small numbers of a
 group would lose theirs. A group that has a number that is not finite is NaN as a whole.
 
 These are the torch operations that the compiled kernels agree with bit for bit.

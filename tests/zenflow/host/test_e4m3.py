@@ -59,7 +59,7 @@ def test_pieces_of_a_large_matrix_are_those_of_the_whole(monkeypatch):
 
 
 def test_the_mean_of_squares_stays():
-    """A second moment of rounded gradients is too large by a thousandth at most."""
+    """A second moment of rounded gradients is too large by about a thousandth."""
     values = torch.randn(200, 640, generator=torch.Generator().manual_seed(1))
     ratio = float(e4m3.rounded(values).square().sum() / values.square().sum())
     assert ratio == pytest.approx(1.0, abs=1.5e-3)

@@ -165,8 +165,8 @@ class DeviceKernels(ABC):
         Args:
             grad_OI: The matrix, a gradient mostly.
             columns: The columns.
-            packed_DO: Output, contiguous. To uint8, (D, O + ceil(O / 64)), they are rounded by
-                `zenflow.host.e4m3`.
+            packed_DO: Output, contiguous. A uint8 output, (D, O + ceil(O / 64)), gets the columns
+                as `zenflow.host.e4m3` rounds them.
             weight_OI: Weight of the fresh step, for `moves_while_packing`; nobody else may write
                 to the columns among which the packed ones lie.
             move: Factors of the fresh step; None for none.
