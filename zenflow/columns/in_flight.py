@@ -46,14 +46,13 @@ class UpdatesInFlight:
     def __init__(self) -> None:
         """Start with none."""
         self._by_block: dict[Block, PendingUpload] = {}
+        # The dictionary's own method: a step asks of each block, on the training thread.
+        self.of = self._by_block.get
+        """Returns a block's update in flight; None where there is none."""
 
     def __iter__(self) -> Iterator[PendingUpload]:
         """Return the updates, in the order in which they began; some may end meanwhile."""
         return iter(list(self._by_block.values()))
-
-    def of(self, block: Block) -> PendingUpload | None:
-        """Return a block's update in flight; None where there is none."""
-        return self._by_block.get(block)
 
     def begin(self, update: PendingUpload) -> None:
         """Put an update in flight: its buffer is in use."""

@@ -84,16 +84,10 @@ class Block:
     """Bank row of the block's first important column."""
     deferred: HostColumns = field(init=False)
     """The deferred columns, for the device's kernels."""
-
-    @property
-    def host_shape(self) -> tuple[int, int]:
-        """(D, O) of this rank's host rows; a tensor's own shape takes longer to ask for."""
-        return self.shape.num_deferred, self.split.num_host_rows
-
-    @property
-    def gradient_shape(self) -> tuple[int, int]:
-        """(D, length of a column) of the block's gradient on this rank's host."""
-        return self.shape.num_deferred, self.split.gradient_width
+    host_shape: tuple[int, int] = field(init=False)
+    """(D, O) of this rank's host rows; a tensor's own shape takes longer to ask for."""
+    gradient_shape: tuple[int, int] = field(init=False)
+    """(D, length of a column) of the block's gradient on this rank's host."""
 
     @property
     def host_elements(self) -> int:
@@ -166,6 +160,8 @@ class SplitParam(NamedParam):
             block.important_columns = self.important_columns[rank:next_rank]
             block.bank_first = self.bank_first + rank
             block.deferred = self.host_columns(row, next_row)
+            block.host_shape = block.shape.num_deferred, self.num_host_rows
+            block.gradient_shape = block.shape.num_deferred, self.gradient_width
             row, rank = next_row, next_rank
 
     def host_columns(self, first: int, last: int) -> HostColumns:

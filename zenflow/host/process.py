@@ -27,7 +27,7 @@ class OwnProcess:
         Raises:
             RuntimeError: The calling process is another one.
         """
-        if not self.is_here:
+        if os.getpid() != self._id:
             raise RuntimeError(
                 f"the optimizer belongs to process {self._id}, and this is process {os.getpid()}, "
                 "a fork of it that has none of its threads: use it there, or call close() and "

@@ -22,13 +22,14 @@ class Completion:
     Attributes:
         what: Name of the work in messages.
         is_done: Whether the data is there, or never will be; asks no device.
+        has_succeeded: Whether the data is there, so that work that needs it can start.
         error: Error by which the work failed; None where it has not.
         device_event: End of the work in a stream; None where there is no stream.
     """
 
     __slots__ = (
         *("_followers", "_is_launched", "_lock", "_waiters"),
-        *("device_event", "error", "is_done", "what"),
+        *("device_event", "error", "has_succeeded", "is_done", "what"),
     )
 
     def __init__(self, what: str) -> None:
@@ -36,7 +37,7 @@ class Completion:
         self.what = what
         self.error: BaseException | None = None
         self.device_event: Any = None
-        self.is_done = False
+        self.is_done = self.has_succeeded = False
         self._is_launched = False
         self._lock = threading.Lock()
         # Nobody waits for most of them: an event for each would cost more than all the rest.
@@ -56,6 +57,7 @@ class Completion:
         """Note that the data is there."""
         with self._lock:
             self._is_launched = self.is_done = True
+            self.has_succeeded = self.error is None
             waiters, self._waiters = self._waiters, []
             followers, self._followers = self._followers, []
         for waiter in waiters:
@@ -75,11 +77,6 @@ class Completion:
                 self._followers.append(follower)
                 return
         follower()
-
-    @property
-    def has_succeeded(self) -> bool:
-        """Whether the data is there, so that work that needs it can start; asks no device."""
-        return self.is_done and self.error is None
 
     def wait_launched(self, timeout: float) -> None:
         """Block until the work is launched; on a CPU it is done then.
@@ -136,4 +133,4 @@ def wait_all(completions: Iterable[Completion], timeout: float) -> None:
 
 def unique(completions: Iterable[Completion | None]) -> list[Completion]:
     """Return each completion once, in order."""
-    return list({id(c): c for c in completions if c is not None}.values())
+    return list(dict.fromkeys(filter(None, completions)))

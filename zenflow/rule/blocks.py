@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 BLOCKS_PER_STEP = 8
@@ -58,11 +58,12 @@ class BlockShape:
     windows together where the load allows."""
     num_important: int
     """Number of columns that the device owns, which the ratio alone decides."""
+    num_deferred: int = field(init=False)
+    """Number of columns that the host owns. A field: every step asks each block several times."""
 
-    @property
-    def num_deferred(self) -> int:
-        """Number of columns that the host owns."""
-        return self.num_columns - self.num_important
+    def __post_init__(self) -> None:
+        """Count the deferred columns."""
+        object.__setattr__(self, "num_deferred", self.num_columns - self.num_important)
 
     @property
     def deferred_elements(self) -> int:

@@ -223,13 +223,14 @@ class Engine:
             return
         step.hypers, step.inverse_scale = hypers, inverse_scale
         if self.fresh is not None and not step.gradients.copied:
-            self.fresh.begin(step, self.gate.lands)
+            self.fresh.begin(step, self.gate.landing(step.number))
 
     def take(
         self, place: SplitParam | Resident, grad: Tensor, *, at_once: bool, is_own: bool
     ) -> None:
         """Take a gradient into the step under way, as `GradientCollector.take` does."""
-        self.collector.take(self.begin_step(), place, grad, at_once=at_once, is_own=is_own)
+        step = self.under_way or self.begin_step()
+        self.collector.take(step, place, grad, at_once=at_once, is_own=is_own)
 
     def measure_rest(self) -> None:
         """Measure all gradients that have come in."""

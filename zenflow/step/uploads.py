@@ -39,21 +39,20 @@ class UploadGate:
     fresh: FreshSteps | None
     """Fresh steps, which gradients newer than an upload still owe it; None for none."""
 
-    def lands(self, block: Block, step: int) -> bool:
-        """Whether the block's update in flight lands in this step.
+    def landing(self, step: int) -> set[Block]:
+        """Return the blocks whose updates in flight land in this step.
 
         An update lands at its landing step, and at the latest when the block's next window ends.
         """
-        update = self.in_flight.of(block)
-        return update is not None and self._lands(update, step)
+        return {update.block for update in self.in_flight if self._lands(update, step)}
 
     def _lands(self, update: PendingUpload, step: int) -> bool:
         return update.land_step == step or self.calendar.is_due(update.block.index, step)
 
-    def is_awaited(self, block: Block, step: int) -> bool:
-        """Whether the block's upload is to begin in this step, and has not begun."""
-        update = self.in_flight.of(block)
-        return update is not None and update.uploaded is None and self._lands(update, step)
+    def awaited(self, blocks: Iterable[Block], step: int) -> list[Block]:
+        """Return those of some blocks whose uploads are to begin in this step, and have not."""
+        updates = filter(None, map(self.in_flight.of, blocks))
+        return [u.block for u in updates if u.uploaded is None and self._lands(u, step)]
 
     def start_bucket(
         self, bucket: Bucket, mark: Any, step: int, grads: Mapping[SplitParam, Tensor]
@@ -92,7 +91,7 @@ class UploadGate:
         parts = [
             (job.block, job.low, job.high, self._late(job.block, rows, is_packed=True))
             for job, rows in zip(jobs, packed, strict=True)
-            if self.lands(job.block, step)
+            if (update := self.in_flight.of(job.block)) and self._lands(update, step)
         ]
         self._start_parts(parts, mark, step, [slot])
 
@@ -119,8 +118,7 @@ class UploadGate:
         self._start_parts(
             [
                 (block, 0, block.shape.num_deferred, late(block))
-                for block in blocks
-                if self.is_awaited(block, step)
+                for block in self.awaited(blocks, step)
             ],
             mark,
             step,

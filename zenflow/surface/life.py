@@ -29,6 +29,8 @@ class Life(Enum):
     CLOSED = "closed"
     """State after the end of all threads."""
 
+    __hash__ = object.__hash__  # hooks ask for each gradient, and `Enum` hashes in Python
+
 
 _SOUND = frozenset({Life.NEW, Life.LOADED, Life.TRAINING, Life.SHOWN})
 _OPEN = _SOUND | {Life.BROKEN}
@@ -79,7 +81,7 @@ class Lifetime:
             RuntimeError: The optimizer is closed, shows the true weights, or is another process's.
             ZenFlowError: The optimizer failed before: the former error's type.
         """
-        self.check_process()
+        self._process.check()
         if self.now in ALLOWED[call]:
             return
         if self.now is Life.CLOSED:

@@ -186,14 +186,12 @@ def test_a_rank_has_its_share_of_memory_and_traffic(num_ranks, two, four):
 
 @pytest.mark.skipif(active_kernel() != "c", reason="counts the jobs of the C kernel")
 @pytest.mark.parametrize("num_ranks", [2, 4])
-def test_a_rank_has_its_share_of_the_hosts_work_and_time(num_ranks, two, four):
+def test_a_rank_has_its_share_of_the_hosts_work(num_ranks, two, four):
     whole = work_of_host(wide_model())
     found = [rank["work"] for rank in (two if num_ranks == 2 else four)]
     counts = [own["element_steps"] for own in found]
     assert sum(counts) == whole["element_steps"] > 0
     assert counts == pytest.approx([whole["element_steps"] / num_ranks] * num_ranks, rel=0.05)
-    # The thread's own seconds, whoever else is at work: all ranks share this machine's memory.
-    assert max(own["seconds"] for own in found) < whole["seconds"]
 
 
 @pytest.mark.parametrize(

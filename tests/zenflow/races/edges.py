@@ -81,6 +81,9 @@ def _completions(checker):
 
         return property(read, old.__set__)
 
+    def has_succeeded(old):
+        return property(lambda self: self.is_done and self.error is None, old.__set__)
+
     def when_done(old):
         def follow(self, follower):
             """Let the follower know the end, but not the thread that happened to call it."""
@@ -98,6 +101,7 @@ def _completions(checker):
         (Completion, "wait_launched", learns(launched)),
         (Completion, "wait_done", learns(done)),
         (Completion, "is_done", is_done),
+        (Completion, "has_succeeded", has_succeeded),
         (Completion, "when_done", when_done),
     ]
 

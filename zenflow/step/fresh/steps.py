@@ -26,7 +26,7 @@ it, in C and R too; at the end of the step these take the right one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from itertools import chain
 
 import torch
@@ -142,21 +142,22 @@ class FreshSteps:
         of_rows = (self._split_of_row, self._widths_of_rows, self._by_row)
         return sum(tensor.nbytes for tensor in (*of_columns, *of_rows))
 
-    def begin(self, step: Step, lands: Callable[[Block, int], bool]) -> None:
+    def begin(self, step: Step, landing: Set[Block]) -> None:
         """Get ready for a step's gradients.
 
         Args:
             step: The step, which has no gradient yet.
-            lands: Function that says whether a block's update in flight lands in a step.
+            landing: Blocks whose updates in flight land in the step.
         """
         self._has_factors = False
         self._rates: dict[SplitParam, float] = {}
         self._moving: set[SplitParam] = set()
-        self._landing: set[Block] = set()
-        self._partly_landing: set[SplitParam] = set()
+        self._landing = landing
+        self._partly_landing = {block.split for block in landing}
         self._moves: dict[SplitParam, FreshMove] = {}
         by_block, by_split = [], []
-        known: dict[tuple[int, int], tuple[float, float, tuple[float, float]]] = {}
+        known: dict[tuple[int, int], tuple[float, float, tuple[float, float], float]] = {}
+        shares: dict[tuple[tuple[int, int], int], float] = {}
         next_due = self._calendar.next_due
         landings = {due: due + self._calendar.lag(due) for due in set(next_due)}
         interval = self._calendar.knobs.update_interval
@@ -164,21 +165,21 @@ class FreshSteps:
             hyper, count = step.hypers[split.group], split.num_steps + 1
             taken = split.group, count
             if taken not in known:  # the same for most parameters
-                known[taken] = scalars_of(hyper, count, step.inverse_scale)
-            self._rates[split], gain, decay = known[taken]
-            late = delay(hyper.beta1, interval)
+                late = delay(hyper.beta1, interval)
+                known[taken] = *scalars_of(hyper, count, step.inverse_scale), late
+            self._rates[split], gain, decay, late = known[taken]
             by_split.append((gain / split.num_columns, *decay))
             for block in split.blocks:
-                num_forwards = landings[next_due[block.index]] - step.number
+                asked = taken, landings[next_due[block.index]] - step.number
                 share = 0.0
                 if block.shape.num_deferred:
-                    share = fresh_share(hyper.beta1, num_forwards, late, count)
+                    if asked not in shares:
+                        shares[asked] = fresh_share(hyper.beta1, asked[1], late, count)
+                    share = shares[asked]
                 if share:
                     self._moving.add(split)
-                if is_landing := lands(block, step.number):
-                    self._landing.add(block)
-                    self._partly_landing.add(split)
-                by_block.append((gain / split.whole_rows, share, *decay, float(not is_landing)))
+                stays = float(block not in landing)
+                by_block.append((gain / split.whole_rows, share, *decay, stays))
         self._spread(by_block, by_split)
 
     def _spread(

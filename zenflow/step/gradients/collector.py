@@ -209,7 +209,7 @@ class GradientCollector:
         if self.ring is None:
             final = final or device.mark()
             # Uploads first: they are due in this step, the gradients later.
-            if self._lands(bucket, step):
+            if self.gate.awaited(bucket.blocks, step.number):
                 self.gate.start_bucket(bucket, device.mark(), step.number, own)
             if jobs:
                 columns = [(job.grad, job.columns, job.host) for job in jobs]
@@ -224,12 +224,8 @@ class GradientCollector:
             self.gate.start_piece(piece, rows, slot, mark, step.number)
             run = partial(device.send, packed, mark)
             self._submit(step, bucket, piece, staged, run, [slot])
-        if self._lands(bucket, step):  # what is left to land has no gradient in this step
+        if self.gate.awaited(bucket.blocks, step.number):  # without a gradient in this step
             self.gate.start_bucket(bucket, mark or device.mark(), step.number, {})
-
-    def _lands(self, bucket: Bucket, step: Step) -> bool:
-        """Whether an upload into the bucket's weights is to begin, and has not begun."""
-        return any(self.gate.is_awaited(block, step.number) for block in bucket.blocks)
 
     def _submit(
         self,

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ from zenflow.device.base import AbstractDevice
 from zenflow.device.kernels.base import FreshMove, HostColumns
 from zenflow.lanes.lease import Lease
 from zenflow.rule.sizes import PIECES, aligned, ring_bytes
+
+_slot_bytes = attrgetter("slot_bytes")
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +45,7 @@ class PackJob:
     num_bytes: int
     """Bytes of the columns on this rank."""
     slot_bytes: int
-    """Bytes of the slot in the ring, as many on every rank, so that all ranks cut alike."""
+    """Bytes of the slot in the ring, whole lines, as many on every rank: all ranks cut alike."""
     move: FreshMove | None
     """Fresh step to take while the columns are packed; None for none."""
 
@@ -60,17 +63,16 @@ class PackJob:
         """
         count, width = block.gradient_shape
         num_bytes = count * width * host.itemsize
-        slot_bytes = count * block.split.slot_width * host.itemsize
+        slot_bytes = aligned(count * block.split.slot_width * host.itemsize)
         return cls(block, grad, block.deferred, host, 0, count, num_bytes, slot_bytes, move)
 
     def part(self, low: int, high: int) -> PackJob:
         """Return a whole job's part for columns low..high-1."""
-        num_bytes, slot_bytes = (
-            whole // self.high * (high - low) for whole in (self.num_bytes, self.slot_bytes)
-        )
-        first, host = self.columns.first_row, self.host[low:high]
-        columns = self.block.split.host_columns(first + low, first + high)
-        sizes = num_bytes, slot_bytes
+        split, host = self.block.split, self.host[low:high]
+        first = self.columns.first_row
+        columns = split.host_columns(first + low, first + high)
+        slot_bytes = aligned((high - low) * split.slot_width * host.itemsize)
+        sizes = host.nbytes, slot_bytes
         return PackJob(self.block, self.grad, columns, host, low, high, *sizes, self.move)
 
 
@@ -82,17 +84,20 @@ class _Run:
     """First byte in the ring."""
     jobs: list[PackJob]
     """The jobs, in order."""
+    room: Tensor
+    """Matrix of the first job's columns in the ring."""
+    end: int
+    """Byte behind the last job's columns."""
 
     def takes(self, job: PackJob, at: int) -> bool:
         """Whether a job whose slot begins at a byte goes on where this run ends."""
         last = self.jobs[-1]
-        size = sum(each.num_bytes for each in self.jobs)
-        is_next = (
-            job.grad is last.grad
+        return (
+            at == self.end
+            and job.grad is last.grad
             and job.move is last.move
             and job.columns.first_row == last.columns.last_row
         )
-        return is_next and at == self.first + size
 
 
 class GradientRing:
@@ -119,12 +124,8 @@ class GradientRing:
         piece: list[PackJob] = []
         filled = 0
         for job in jobs:
-            count = job.high
-            share = max(1, most // aligned(max(1, job.slot_bytes // count)))
-            for low in range(0, count, share):
-                high = min(low + share, count)
-                part = job if high - low == count else job.part(low, high)
-                size = aligned(part.slot_bytes)
+            for part in self._cut(job, most):
+                size = part.slot_bytes
                 if piece and filled + size > most:
                     yield piece
                     piece, filled = [], 0
@@ -132,6 +133,15 @@ class GradientRing:
                 filled += size
         if piece:
             yield piece
+
+    @staticmethod
+    def _cut(job: PackJob, most: int) -> Iterable[PackJob]:
+        """Return a whole job, or its parts of at most so many bytes where it has more."""
+        if job.slot_bytes <= most:
+            return (job,)
+        share = max(1, most // aligned(job.block.split.slot_width * job.host.itemsize))
+        cuts = range(0, job.high, share)
+        return (job.part(low, min(low + share, job.high)) for low in cuts)
 
     def pack(
         self,
@@ -148,17 +158,19 @@ class GradientRing:
             (packed columns, host's buffer) of each job, and the slot's lease, which readers take.
             The packing itself is ordered by the compute stream.
         """
-        first = self._free_slot(sum(aligned(job.slot_bytes) for job in piece), waiting)
+        first = self._free_slot(sum(map(_slot_bytes, piece)), waiting)
         packed: list[tuple[Tensor, Tensor]] = []
         runs: list[_Run] = []
         at = first
         for job in piece:
-            packed.append((self._room(at, job, job.high - job.low), job.host))
+            room = self._room(at, job, job.high - job.low)
+            packed.append((room, job.host))
             if runs and runs[-1].takes(job, at):
                 runs[-1].jobs.append(job)
+                runs[-1].end += job.num_bytes
             else:
-                runs.append(_Run(at, [job]))
-            at += aligned(job.slot_bytes)
+                runs.append(_Run(at, [job], room, at + job.num_bytes))
+            at += job.slot_bytes
         for run in runs:
             self._launch(run)
         self._next = at
@@ -173,11 +185,11 @@ class GradientRing:
     def _launch(self, run: _Run) -> None:
         """Pack a run by one kernel."""
         job, last = run.jobs[0], run.jobs[-1]
-        split, columns = job.block.split, job.columns
+        split, columns, room = job.block.split, job.columns, run.room
         if job is not last:
             columns = split.host_columns(columns.first_row, last.columns.last_row)
+            room = self._room(run.first, job, len(columns))
         weight = None if job.move is None else split.weight()
-        room = self._room(run.first, job, len(columns))
         self._device.kernels.pack(job.grad, columns, room, weight, job.move)
 
     def restart(self) -> None:

@@ -113,8 +113,8 @@ class ExactTasks(AbstractHostTasks):
         """Put a bucket's gradients into their queues, and apply queues that are full."""
         full = []
         for block in bucket.blocks:
-            unused = self._reserved.pop(block, None)
-            self._free([] if unused is None else [unused])
+            if unused := self._reserved.pop(block, None):
+                self._free([unused])
             staged = self._arriving.pop(block, None)
             if staged is None:
                 continue
