@@ -16,7 +16,7 @@ MODES = {
 """Modes by dtype: numbers of 16 bits take one path, whichever they are."""
 
 BOTH_MODES = ("zenflow", "zenflow_paper")
-"""Presets that are tried in both modes of float32; the others are limits of the first."""
+"""Presets that are tried in both modes of float32. The others are limits of the first: slow."""
 
 CASES = [
     pytest.param(
@@ -25,6 +25,7 @@ CASES = [
         dtype,
         mode,
         id=f"{name}-{preset}-{str(dtype).removeprefix('torch.')}-{mode}",
+        marks=() if preset in BOTH_MODES else pytest.mark.slow,
     )
     for name, loop in LOOPS.items()
     for preset in PRESETS

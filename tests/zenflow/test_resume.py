@@ -118,8 +118,10 @@ def check_resume(settings, steps=range(9)):
 @pytest.mark.parametrize("mode", ["keep", "release"])
 @pytest.mark.parametrize("rule", RULES)
 def test_a_checkpoint_of_any_step_resumes_bit_for_bit(rule, mode):
-    # Both modes have the same state: each step is tried in one of them.
+    # Both modes have the same state: each step of the default is tried in one of them.
     steps = (0, 2, 3, 5, 6, 8) if mode == "release" else (1, 4, 7)
+    if rule != "exact":
+        steps = steps[::2]
     check_resume({"config": config_of(rule), "mode": mode}, steps)
 
 
@@ -129,7 +131,9 @@ def test_a_bfloat16_run_resumes_bit_for_bit(rule):
     check_resume(settings, range(rule == "exact", 9, 2))  # in the other rule the steps between
 
 
-@pytest.mark.parametrize("rule", ["exact", "published", "warm-up"])
+@pytest.mark.parametrize(
+    "rule", ["exact", "published", pytest.param("warm-up", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("log", SCHEDULES.values(), ids=SCHEDULES)
 def test_a_run_whose_knobs_changed_resumes_bit_for_bit(rule, log):
     steps = (1, 3, 4, 5, 8) if rule == "exact" else (2, 6, 7)

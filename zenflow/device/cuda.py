@@ -91,8 +91,7 @@ class CudaDevice(AbstractDevice):
             for grad_OI, columns, host_DO in jobs:
                 # Freed at once, reused in stream order: the ring that bounds packed memory is the
                 # caching allocator's pool of this stream, about two of the largest blocks.
-                packed_DO = self._runtime.empty(host_DO.shape, host_DO.dtype)
-                self.kernels.pack(grad_OI, columns, packed_DO)
+                packed_DO = self.kernels.packed(grad_OI, columns, host_DO)
                 host_DO.copy_(packed_DO, non_blocking=True)
                 self._runtime.keep(grad_OI, stream)
             return start, self._enclose(stream)

@@ -250,7 +250,7 @@ def wait_for(condition):
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("kind", ["journal", "sqlite"])
+@pytest.mark.parametrize("kind", ["journal", pytest.param("sqlite", marks=pytest.mark.slow)])
 def test_workers_that_start_at_the_same_time_never_share_a_trial(kind, tmp_path, capfd):
     log, few = tmp_path / "log", replace(SPACE, topk_ratios=(0.1, 0.2))
     number = len(list(few.grid()))

@@ -74,7 +74,10 @@ GUIDES = shlex.split(
     [
         GUIDES,
         ["plan", "--model", "Qwen/Qwen2.5-1.5B", "--gpu", "rtx3090"],
-        ["plan", "--model", "qwen2.5-14b-instruct", "--gpu", "h100", "--num-gpus", "8"],
+        pytest.param(
+            ["plan", "--model", "qwen2.5-14b-instruct", "--gpu", "h100", "--num-gpus", "8"],
+            marks=pytest.mark.slow,
+        ),
         ["plan", "--model", "qwen3-0.6b", "--gpu", "t4", "--tokens", "10M", *SHORT[5:]],
         ["plan", "--model", "1b", "--gpu", "rtx4090", "--data", "my texts/all.txt"],
     ],

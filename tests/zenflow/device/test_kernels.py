@@ -38,6 +38,9 @@ SHAPES = [(1, 5), (5, 1), (7, 33), (65, 130)]
 """One row, one column, less than a tile, and more than one in both directions."""
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 EVERY = pytest.mark.parametrize(("shape", "dtype"), [*itertools.product(SHAPES, DTYPES)], ids=str)
+SLOW = pytest.mark.slow if DEVICE.type == "cpu" else ()
+MODES = [pytest.param("keep", marks=SLOW), "release"]
+"""Modes of whole runs, for which the interpreter takes seconds each."""
 UNIT = {torch.float32: 2**-23, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 """Largest relative error of a result in this dtype; the interpreter cuts off, a GPU rounds."""
 
@@ -295,7 +298,7 @@ def test_an_engine_with_these_kernels_follows_the_reference(mode, scenario):
 
 
 @on_triton()
-@pytest.mark.parametrize("mode", ["keep", "release"])
+@pytest.mark.parametrize("mode", MODES)
 def test_columns_that_change_their_owner_are_known_to_the_kernels(mode):
     """By selections and by changes of k."""
     config = ZenFlowConfig(
@@ -307,7 +310,7 @@ def test_columns_that_change_their_owner_are_known_to_the_kernels(mode):
 
 
 @on_triton()
-@pytest.mark.parametrize("mode", ["keep", "release"])
+@pytest.mark.parametrize("mode", MODES)
 def test_gradients_of_eight_bits_follow_their_reference(mode):
     from tests.zenflow.step.test_gradient_link import check
 

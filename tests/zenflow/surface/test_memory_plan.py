@@ -157,7 +157,7 @@ def sizes(optimizer):
     }
 
 
-NUM_STEPS = 60
+NUM_STEPS = 40
 LIMITS = {
     "objects": NUM_STEPS,
     "tensors": 5,

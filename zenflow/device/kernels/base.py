@@ -172,6 +172,12 @@ class DeviceKernels(ABC):
             move: Factors of the fresh step; None for none.
         """
 
+    def packed(self, grad_OI: Tensor, columns: HostColumns, like: Tensor) -> Tensor:
+        """Return columns of a matrix as rows of new memory, in the shape and dtype of `like`."""
+        packed_DO = grad_OI.new_empty(like.shape, dtype=like.dtype)
+        self.pack(grad_OI, columns, packed_DO)
+        return packed_DO
+
     @abstractmethod
     def land(
         self,

@@ -65,6 +65,12 @@ class TorchKernels(DeviceKernels):
         assert move is None, "these kernels move whole matrices"
         _pack(grad_OI.t(), columns, packed_DO)
 
+    def packed(self, grad_OI: Tensor, columns: HostColumns, like: Tensor) -> Tensor:
+        """Gather them by one operation, where nothing is encoded."""
+        if like.dtype == torch.uint8:
+            return super().packed(grad_OI, columns, like)
+        return torch.index_select(grad_OI.t(), 0, columns.indices)
+
     def land(
         self,
         arrived_DO: Tensor,

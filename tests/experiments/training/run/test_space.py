@@ -47,9 +47,7 @@ SETTINGS = [
     ("zenflow_paper", {"overlap_step": False}),
 ]
 HALF = [
-    ("on_device", {}),
     ("zenflow", {"topk_ratio": 0.1}),
-    ("zenflow", {"host_state": "compact"}),
     ("zenflow_paper", {}),
 ]
 """Those with a state of their own each: their weights are also tried in half precision."""
