@@ -338,7 +338,10 @@ def test_a_killed_process_leaves_no_process_and_no_shared_memory():
     assert members_of_session(process.pid) == []
 
 
-@pytest.mark.parametrize(("mode", "ending"), [("keep", "global"), ("release", "raise")])
+@pytest.mark.parametrize(
+    ("mode", "ending"),
+    [("release", "raise"), pytest.param("keep", "global", marks=pytest.mark.slow)],
+)
 def test_an_interpreter_exits_at_once_although_nobody_called_close(mode, ending):
     with start(mode, ending) as process:
         started = time.perf_counter()

@@ -94,7 +94,7 @@ class Matrix:
         self.fresh = engine.fresh
         hypers = [Hyper.of(group) for group in self.optimizer.param_groups]
         step = Step(number=1, lag=engine.calendar.lag(1), hypers=hypers)
-        self.fresh.begin(step, lambda block, number: False)
+        self.fresh.begin(step, landing=frozenset())
 
     @property
     def kernels(self) -> DeviceKernels:

@@ -70,7 +70,7 @@ def windows_until_back(seed, before, after, most=12):
     "change",
     [
         "link 4 times slower",
-        "host 3 times slower",
+        pytest.param("host 3 times slower", marks=pytest.mark.slow),
         pytest.param("link as fast as usual", marks=pytest.mark.slow),
     ],
 )

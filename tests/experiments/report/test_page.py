@@ -24,9 +24,6 @@ from tests.experiments.reported import (
     write_sweep,
 )
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
-Image = pytest.importorskip("PIL.Image")
-
 WINDOW = {"width": 1300, "height": 900}
 DRAWN = """() => window.Bokeh && document.querySelectorAll(".chart").length ===
     [...Bokeh.index.roots].filter((view) => view.frame?.bbox.width > 0).length"""
@@ -43,6 +40,8 @@ def _browser_path(driver):
 
 @pytest.fixture(scope="module")
 def browser():
+    # Loaded here: all workers of a run collect this file, and one opens the page.
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
     with playwright.sync_playwright() as driver:
         path = _browser_path(driver)
         if path is None:
@@ -51,6 +50,12 @@ def browser():
         opened = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield opened
         opened.close()
+
+
+def screenshot(page):
+    from PIL import Image
+
+    return Image.open(io.BytesIO(page.screenshot()))
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +178,7 @@ class Lanes:
         return left + share * width, top + down
 
     def colours_at(self, shares, down):
-        image = Image.open(io.BytesIO(self.page.screenshot())).convert("RGB")
+        image = screenshot(self.page).convert("RGB")
         places = [self.at(share, down) for share in shares]
         return ["#" + bytes(image.getpixel((int(x), int(y)))).hex() for x, y in places]
 
@@ -445,7 +450,7 @@ def test_it_reads_well_in_the_dark(page):
     assert lanes.colours_at(shares, DEVICE) == [SPAN_COLOURS["forward"], STALL_COLOUR]
     # Charts have the page's dark behind them, and their labels are light on it.
     left, top, _, height = map(int, lanes.frame)
-    pixels = np.asarray(Image.open(io.BytesIO(page.screenshot())).convert("L"))
+    pixels = np.asarray(screenshot(page).convert("L"))
     labels = pixels[top : top + height, left - 55 : left - 4]
     assert np.median(labels) < 60
     assert labels.max() > 110

@@ -59,7 +59,9 @@ def train(controller, mode="keep", *, rule="exact", model=OddShapes, num_steps=1
     return weights, reports, optimizer.decision_log
 
 
-@pytest.mark.parametrize("rule", ["exact", "exact, q = 1", "published"])
+@pytest.mark.parametrize(
+    "rule", ["exact", "published", pytest.param("exact, q = 1", marks=pytest.mark.slow)]
+)
 def test_a_run_and_its_replay_in_the_other_mode_are_equal_bit_for_bit(rule):
     weights, _, log = train(controlled(), "keep", rule=rule)
     assert log == decisions(config_of(rule), sorted(CHANGES.items()))
@@ -184,7 +186,10 @@ def test_a_checkpoint_with_a_smaller_k_needs_memory_for_it():
         assert_equal(weights_of(run.model), before)
 
 
-@pytest.mark.parametrize("rule", ["published", "published, no overlap", "no overlap"])
+@pytest.mark.parametrize(
+    "rule",
+    ["no overlap", "published", pytest.param("published, no overlap", marks=pytest.mark.slow)],
+)
 def test_a_run_whose_k_changed_resumes_bit_for_bit_under_other_rules(rule):
     log = [(2, {"topk_ratio": 0.6}), (3, {"topk_ratio": 0.1}), (6, {"topk_ratio": 0.2})]
     settings = {"config": config_of(rule), "mode": "keep", "log": log, "dtype": torch.bfloat16}

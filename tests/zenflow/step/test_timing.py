@@ -168,9 +168,10 @@ def check_delays(monkeypatch, rule, slow, mode, num_steps=16, device="cpu", thre
 
 
 def delayed():
-    """Return every rule with everything slow and with one lane slow; the others are slow tests."""
+    """Return every rule with everything slow and the default with one lane; the rest is slow."""
     for place, rule in enumerate(RULES):
-        quick = {("everything", "release"), (list(SLOWNESS)[place % 2], "release")}
+        quick = {("everything", "release")}
+        quick |= {(slow, "release") for slow in SLOWNESS} if rule == "exact" else set()
         quick |= {("everything", "keep")} if place % 3 == 0 else set()
         for case in [*((slow, "release") for slow in SLOWNESS), ("everything", "keep")]:
             yield pytest.param(rule, *case, marks=[] if case in quick else pytest.mark.slow)

@@ -171,7 +171,7 @@ LIMITS = {
 """Growth over that many steps from which on something grows; most are one a step."""
 
 
-@pytest.mark.parametrize("mode", ["keep", "release"])
+@pytest.mark.parametrize("mode", [pytest.param("keep", marks=pytest.mark.slow), "release"])
 def test_nothing_grows_over_hundreds_of_steps(mode):
     """What grows does so in every span of steps; a cache that fills, or another thread, does not.
 
