@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +15,7 @@ from zenflow.columns.shards import Shards
 from zenflow.device.base import Gather
 from zenflow.device.kernels.base import HostColumns
 from zenflow.rule.blocks import BlockShape
+from zenflow.rule.sizes import pieces
 
 
 @dataclass(slots=True, eq=False)
@@ -184,6 +185,19 @@ class SplitParam(NamedParam):
         """All deferred columns, for the device's kernels."""
         return self.host_columns(0, len(self.deferred_columns))
 
+    @property
+    def important_masters(self) -> Tensor:
+        """Masters of the important columns, (K, O), float32, on the device."""
+        return self.bank.master[self.bank_first : self.bank_last]
+
+    def host_pieces(self) -> Iterator[tuple[HostColumns, HostRows]]:
+        """Yield the deferred columns and their host rows in pieces of `PASSING_BYTES`, in order.
+
+        Sizes are those of whole columns, so that all ranks cut alike.
+        """
+        for part in pieces(len(self.deferred_columns), self.whole_rows * self.param.itemsize):
+            yield self.host_columns(part.start, part.stop), self.host.rows(part)
+
     def note_owners(self) -> None:
         """Write who owns each column, after `deferred_columns` and `important_columns`."""
         is_important, host_rows = self.columns.is_important, self.columns.host_rows
@@ -198,7 +212,7 @@ class SplitParam(NamedParam):
 
     def show_important(self) -> None:
         """Write the important columns' masters into the device's weights."""
-        fresh_OK = self.bank.master[self.bank_first : self.bank_last].t().to(self.param.dtype)
+        fresh_OK = self.important_masters.t().to(self.param.dtype)
         self.weight().index_copy_(1, self.important_columns, fresh_OK)
 
     def weight(self) -> Tensor:

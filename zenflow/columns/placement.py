@@ -27,7 +27,7 @@ from zenflow.host.compact import CompactState
 from zenflow.host.float_state import FloatState
 from zenflow.host_state import GROUP, GradientLink, gradient_width
 from zenflow.rule.blocks import BlockShape, important_count, partition
-from zenflow.rule.sizes import BANK_ELEMENTS
+from zenflow.rule.sizes import BANK_ELEMENTS, pieces
 
 
 def why_resident(param: Tensor, config: ZenFlowConfig) -> str | None:
@@ -316,15 +316,12 @@ def _share_evenly(block: Block) -> None:
 @torch.no_grad()
 def fill_masters(split: SplitParam) -> None:
     """Copy the weights into all masters."""
-    weight_IO = split.weight().t()
-    split.bank.master[split.bank_first : split.bank_last] = weight_IO[
-        split.important_columns
-    ].float()
-    own_IO = split.part.of(weight_IO, 1)
-    if own_IO.is_cpu:  # where torch gathers rows of a transposed view slowly
-        own_IO = own_IO.contiguous()
-    for block in split.blocks:
-        block.host.set_weights(own_IO[block.deferred_columns])
+    weight_IO, masters_KO = split.weight().t(), split.important_masters
+    for part in pieces(len(masters_KO), masters_KO[:1].nbytes):
+        masters_KO[part] = weight_IO[split.important_columns[part]]
+    for columns, rows in split.host_pieces():
+        own_IO, indices = columns.turned(split.part.of(split.weight()))
+        rows.set_weights(own_IO[indices])
 
 
 def _make_buckets(

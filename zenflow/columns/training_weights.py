@@ -6,7 +6,7 @@ of one byte may leave too little room for weights of two: the rest has memory of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from zenflow.columns.byte_memory import ByteMemory
 from zenflow.columns.host_rows import aligned
 from zenflow.columns.layout import SplitParam
+from zenflow.device.kernels.base import HostColumns
 from zenflow.host import memory as host_memory
 from zenflow.rule.sizes import packed_into
 
@@ -40,6 +41,12 @@ class TrainingWeights:
         memory, first = self._places[split]
         num_columns, num_rows = split.host.shape
         return memory.matrix(first, (num_columns, num_rows), split.param.dtype)
+
+    def pieces_of(self, split: SplitParam) -> Iterator[tuple[HostColumns, Tensor]]:
+        """Yield a parameter's deferred columns and their memory, as `SplitParam.host_pieces`."""
+        values = self.of(split)
+        for columns, _ in split.host_pieces():
+            yield columns, values[columns.first_row : columns.last_row]
 
     def of_blocks(self, split: SplitParam) -> Sequence[Tensor]:
         """Return the memory of each of a parameter's blocks, (D, O) in its dtype."""

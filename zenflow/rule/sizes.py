@@ -5,7 +5,7 @@ This module loads no torch, and is the one place of each size that both need.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 BANK_ELEMENTS = 1 << 24
 """Largest number of elements in a bank of important columns."""
@@ -61,6 +61,22 @@ def ring_bytes(matrices: Iterable[tuple[int, int]]) -> int:
 def aligned(num_bytes: int) -> int:
     """Return the next multiple of `ALIGNMENT`."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+PASSING_BYTES = 1 << 26
+"""Most bytes of one temporary tensor on the device while true weights come or go: a card that
+training fills has room for few of them."""
+
+
+def pieces(count: int, row_bytes: int) -> Iterator[slice]:
+    """Yield slices of so many rows, each of at most `PASSING_BYTES`, or of one row.
+
+    >>> [(part.start, part.stop) for part in pieces(5, PASSING_BYTES // 2)]
+    [(0, 2), (2, 4), (4, 5)]
+    """
+    share = max(1, PASSING_BYTES // max(1, row_bytes))
+    for first in range(0, count, share):
+        yield slice(first, min(first + share, count))
 
 
 # ---- weights of training, while the device shows the true ones ----------------------------------

@@ -287,10 +287,10 @@ class Engine:
 
     def show_true(self, split: SplitParam) -> None:
         """Write a drained parameter's masters into its deferred columns on the device."""
-        values = split.host.weights(split.param.dtype)
-        arrival = Arrival(values, split.deferred, split.weight())
-        self.device.unpack([arrival], self.device.mark(), self.layout.gather)
-        self.device.synchronize()  # the values are read until then
+        for columns, rows in split.host_pieces():
+            arrival = Arrival(rows.weights(split.param.dtype), columns, split.weight())
+            self.device.unpack([arrival], self.device.mark(), self.layout.gather)
+            self.device.synchronize()  # the values are read until then
 
     def finish_step(self, max_norm: float | None) -> None:
         """Turn the gradients that came in into one step of the rule, by the settings of `use`.

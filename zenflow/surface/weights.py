@@ -11,6 +11,8 @@ from torch import Tensor
 from zenflow.columns.device_rows import NamedParam
 from zenflow.columns.layout import SplitParam
 from zenflow.device.base import Arrival
+from zenflow.device.kernels.base import HostColumns
+from zenflow.rule.sizes import pieces
 from zenflow.surface.gradient_hooks import GradientSource, changed
 from zenflow.surface.life import Life, Lifetime
 from zenflow.surface.state.restart import take_weights
@@ -42,13 +44,12 @@ class Weights:
         engine = self._engine
         engine.drain()
         device = engine.device
-        device.pack(
-            [
-                (s.part.of(s.weight()), s.deferred, engine.training.of(s))
-                for s in engine.layout.splits
-            ],
-            device.mark(),
-        )
+        jobs = [
+            (s.part.of(s.weight()), columns, values)
+            for s in engine.layout.splits
+            for columns, values in engine.training.pieces_of(s)
+        ]
+        device.pack(jobs, device.mark())
         device.synchronize()
 
     @torch.no_grad()
@@ -84,8 +85,9 @@ class Weights:
         """Write the weights of training into the device's deferred columns."""
         device, training = self._engine.device, self._engine.training
         arrivals = [
-            Arrival(training.of(split), split.deferred, split.weight())
+            Arrival(values, columns, split.weight())
             for split in self._engine.layout.splits
+            for columns, values in training.pieces_of(split)
         ]
         device.unpack(arrivals, device.mark(), self._engine.layout.gather)
         device.synchronize()
@@ -156,9 +158,10 @@ class Weights:
         copy. So a write to a whole parameter is found.
         """
         for split in self._engine.layout.splits:
-            masters = split.bank.master[split.bank_first : split.bank_last]
-            if not _are_shown(masters, split.weight().t()[split.important_columns]):
-                return split
+            masters, weight_IO = split.important_masters, split.weight().t()
+            for part in pieces(len(masters), masters[:1].nbytes):
+                if not _are_shown(masters[part], weight_IO[split.important_columns[part]]):
+                    return split
         for resident in self._engine.layout.residents:
             if resident.has_master and not _are_shown(resident.master, resident.data):
                 return resident
@@ -168,25 +171,40 @@ class Weights:
     def are_there(self) -> bool:
         """Whether all weights are the masters, bit for bit; a resident may be its own master."""
         return self.first_foreign() is None and all(
-            _are_shown(split.host.weights(split.param.dtype), _deferred_rows(split))
+            _are_shown(rows.weights(split.param.dtype), _rows_of(split, columns))
             for split in self._engine.layout.splits
+            for columns, rows in split.host_pieces()
         )
 
     @torch.no_grad()
     def are_of_training(self) -> bool:
         """Whether deferred weights equal those of training that a loaded state has brought."""
         return all(
-            _are_shown(self._engine.training.of(split), _deferred_rows(split))
+            _are_shown(values, _rows_of(split, columns))
             for split in self._engine.layout.splits
+            for columns, values in self._engine.training.pieces_of(split)
         )
 
 
-def _deferred_rows(split: SplitParam) -> Tensor:
-    """Return the device's weights of the host's rows, (D, O)."""
-    return split.part.of(split.weight()).t()[split.deferred_columns]
+def _rows_of(split: SplitParam, columns: HostColumns) -> Tensor:
+    """Return the device's weights of some of the host's rows, (D, O)."""
+    own_IO, indices = columns.turned(split.part.of(split.weight()))
+    return own_IO[indices]
 
 
 def _are_shown(masters: Tensor, weights: Tensor) -> bool:
     """Whether weights equal the masters in their dtype; NaN equals NaN."""
-    rounded = masters.to(weights.dtype).to(weights.device)
-    return torch.allclose(weights, rounded, rtol=0.0, atol=0.0, equal_nan=True)
+    if masters.dim() == 0:
+        masters, weights = masters[None], weights[None]
+    row_bytes = masters[:1].nbytes
+    return all(
+        _are_equal(masters[part].to(weights.dtype).to(weights.device), weights[part])
+        for part in pieces(len(masters), row_bytes)
+    )
+
+
+def _are_equal(these: Tensor, those: Tensor) -> bool:
+    """Whether numbers are equal, or both NaN; for the second question few have to be asked."""
+    if torch.equal(these, those):
+        return True
+    return bool(((these == those) | (these.isnan() & those.isnan())).all())

@@ -63,7 +63,7 @@ class TorchKernels(DeviceKernels):
     ) -> None:
         """Gather rows of the transposed gradient."""
         assert move is None, "these kernels move whole matrices"
-        _pack(grad_OI.t(), columns, packed_DO)
+        _pack(grad_OI.t(), columns.indices, packed_DO)
 
     def packed(self, grad_OI: Tensor, columns: HostColumns, like: Tensor) -> Tensor:
         """Gather them by one operation, where nothing is encoded."""
@@ -99,11 +99,11 @@ class TorchKernels(DeviceKernels):
             member.weight.index_copy_(1, member.columns, part_OK)
 
 
-def _pack(grad_IO: Tensor, columns: HostColumns, packed: Tensor) -> None:
+def _pack(grad_IO: Tensor, indices: Tensor, packed: Tensor) -> None:
     if packed.dtype == torch.uint8:
-        e4m3.encode(grad_IO.index_select(0, columns.indices), packed)
+        e4m3.encode(grad_IO.index_select(0, indices), packed)
     else:
-        torch.index_select(grad_IO, 0, columns.indices, out=packed)
+        torch.index_select(grad_IO, 0, indices, out=packed)
 
 
 class CpuKernels(TorchKernels):
@@ -126,9 +126,9 @@ class CpuKernels(TorchKernels):
         weight_OI: Tensor | None = None,
         move: FreshMove | None = None,
     ) -> None:
-        """Transpose by blocks and gather rows: a third of the time of a strided gather."""
+        """Turn the columns and gather rows: less time than for a strided gather."""
         assert move is None, "these kernels move whole matrices"
-        _pack(grad_OI.t().contiguous(), columns, packed_DO)
+        _pack(*columns.turned(grad_OI), packed_DO)
 
     def land(
         self,
