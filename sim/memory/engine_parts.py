@@ -12,7 +12,10 @@ from sim.models.workload import Workload
 from sim.schedules.parallel.fsdp import sharded_device
 from sim.simulate import Strategy
 from sim.timing.costs import costs_of
-from zenflow.rule.sizes import FRESH_ELEMENTS
+from zenflow.rule.sizes import FRESH_ELEMENTS, PASSING_BYTES, PIECES
+
+_FLOAT = 4
+"""Bytes of an element of float32."""
 
 
 def engine_device_parts(
@@ -25,8 +28,9 @@ def engine_device_parts(
     if strategy.releases and count > 1:
         return _averaged_engine_parts(workload, own, hardware)
     releases = strategy.releases
+    has_ring = releases and not hardware.device.is_cpu
     whole = float(workload.num_params * size)
-    in_flight, after, ring = 2.0 * own.bucket * size, whole, own.packed
+    in_flight, after = 2.0 * own.bucket * size, whole
     at_step: float | None = None
     if releases and hardware.device.is_cpu:
         leaving = own.deferred * size
@@ -38,11 +42,10 @@ def engine_device_parts(
         )
         at_step = float((own.important + own.resident) * size)
         after = min(whole, at_step + in_flight)
-        ring = own.ring
     return DeviceParts(
         always=[
             Part("weights", "device", whole),
-            *_engine_state(own, hardware, ring, size),
+            *_engine_state(own, hardware, has_ring=has_ring, size=size),
             Part("reduction buckets", "device", whole if count > 1 else 0.0, "DDP's default"),
         ],
         in_flight=min(whole, in_flight),
@@ -74,7 +77,7 @@ def _averaged_engine_parts(
     return DeviceParts(
         always=[
             Part("weights", "device", whole),
-            *_engine_state(own, hardware, own.packed if is_cpu else own.ring, size),
+            *_engine_state(own, hardware, has_ring=not is_cpu, size=size),
             Part("reduction buckets", "device", whole, "all gradients"),
         ],
         in_flight=arriving + copies,
@@ -95,7 +98,7 @@ def _sharded_engine_parts(
     has_ring = strategy.releases and not hardware.device.is_cpu
     device = sharded_device(
         case,
-        *_engine_state(own, hardware, own.ring if has_ring else own.packed, size),
+        *_engine_state(own, hardware, has_ring=has_ring, size=size),
         reshards=strategy.reshards,
     )
     step = _engine_step(own, size, releases=strategy.releases)
@@ -108,20 +111,23 @@ def _sharded_engine_parts(
 
 
 def _engine_state(
-    own: EngineMemory, hardware: HardwareProfile, ring: float, size: int
+    own: EngineMemory, hardware: HardwareProfile, *, has_ring: bool, size: int
 ) -> list[Part]:
     """Return the parts that the engine keeps on a device throughout."""
     temporaries = 0.0
     if not hardware.device.is_cpu:
-        temporaries = 2.0 * own.block * size
-        if own.host.config.is_exact:
-            temporaries += 4.0 * (own.block + min(FRESH_ELEMENTS, own.bucket))
+        # Updates arrive by pieces of the ring, or as large as others may be.
+        landing = min(own.block * size, max(PASSING_BYTES, own.ring / PIECES))
+        packing = 0.0 if has_ring else own.block * size
+        temporaries = packing + landing
+        if own.host.config.is_exact:  # a fresh step of each, in float32
+            temporaries += _FLOAT * (landing / size + min(FRESH_ELEMENTS, own.bucket))
     return [
         Part("optimizer state", "device", own.device_state, "important columns, whole tensors"),
         Part("column vectors", "device", own.column_vectors, "scores, moments, indices"),
-        Part("rings", "device", ring, "packed gradients on their way"),
+        Part("rings", "device", own.ring if has_ring else own.packed, "packed gradients"),
         Part("gathered columns", "device", own.gathered, "of all hosts, on their way to weights"),
-        Part("updates' temporaries", "device", temporaries, "of the largest block"),
+        Part("updates' temporaries", "device", temporaries, "of a piece that lands"),
     ]
 
 

@@ -15,7 +15,7 @@ from sim.models.recomputation import Recomputation
 from sim.models.workload import Workload
 from sim.planning.grid import fewer_tokens
 from sim.planning.options import Option, Planner, default_reserve
-from sim.planning.search import Search
+from sim.planning.search import Search, groups_of
 from sim.timing.division import Division
 from zenflow.config import PRESETS, ZenFlowConfig
 
@@ -144,20 +144,22 @@ class Chooser:
     def choose(self) -> Choice:
         """Return the setting to use.
 
-        Fewer sequences to a step are tried only where nothing fits with those asked for, and
-        shorter ones only where nothing may fit otherwise.
+        Fewer sequences to a step are tried only where nothing fits with those asked for, presets
+        to compare with only where no other fits, and shorter sequences only where nothing may fit
+        otherwise.
         """
         asked = self.workload.sequence
         whole = [work for work in self.works if work.sequence == asked]
         for works in (whole, self.works[len(whole) :]):
-            for work in works:
-                if (choice := self._recommended(work)) is not None:
-                    return choice
+            for names in groups_of(self._names):
+                for work in works:
+                    if (choice := self._recommended(work, names)) is not None:
+                        return choice
             if (choice := self._likeliest(works)) is not None:
                 return choice
         return Choice()
 
-    def _recommended(self, workload: Workload) -> Choice | None:
+    def _recommended(self, workload: Workload, names: Collection[str]) -> Choice | None:
         """Return the fastest option that is likely to fit; None if there is none.
 
         Two numbers of devices are compared: the most that fit, and one.
@@ -167,7 +169,7 @@ class Chooser:
             if found and count > 1:
                 continue
             search = self.search(count, workload)
-            best = search.best(names=self._names)
+            best = search.best(names=names)
             found += [] if best is None else [(best, search)]
         if not found:
             return None

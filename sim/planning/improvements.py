@@ -16,7 +16,7 @@ from sim.hardware.catalog import find_link
 from sim.hardware.profile import HardwareProfile
 from sim.memory_parts import gib
 from sim.planning.options import Option, Planner
-from sim.planning.search import Search
+from sim.planning.search import Search, groups_of
 from zenflow.config import PRESETS
 
 _NEXT_LINK = {"pcie3-x16": "pcie4-x16", "pcie4-x16": "pcie5-x16"}
@@ -147,9 +147,9 @@ def _first_that_fits(
     searches: Sequence[Search], sizes: Sequence[tuple[float, float]], names: Collection[str]
 ) -> Improvement | None:
     machine = searches[0].planner.hardware
-    for search, (device, host) in itertools.product(searches, sizes):
+    for group, search, (device, host) in itertools.product(groups_of(names), searches, sizes):
         other = machine.with_values({"device.memory": device, "host.dram_bytes": host})
-        best = search.best(names=names, hardware=other)
+        best = search.best(names=group, hardware=other)
         if best is None:
             continue
         parts = []

@@ -112,7 +112,7 @@ class Search:
             chance: Least chance to fit the device; None takes the planner's.
             hardware: The same machine with other memory; None takes it as it is.
         """
-        for group in _groups(names):
+        for group in groups_of(names):
             found = self._best(group, reserve, chance, hardware)
             if found is not None:
                 return self.option(found, reserve, hardware)
@@ -203,7 +203,7 @@ class Search:
         def chance(item: PlannedSetting) -> float:
             return round(self.need(item, reserve).chance(machine) or 0.0, 2)
 
-        for group in _groups(names):
+        for group in groups_of(names):
             # Those that promise most come first, and `max` takes the first of equals.
             found = max(self.fitting(group, reserve, 0.0), key=chance, default=None)
             if found is not None:
@@ -265,7 +265,7 @@ class Search:
         return min(own, key=lambda item: (missing(item), len(item.changes)))
 
 
-def _groups(names: Collection[str]) -> tuple[list[str], list[str]]:
+def groups_of(names: Collection[str]) -> tuple[list[str], list[str]]:
     """Return the presets to recommend, then the baselines, which are taken where no other fits."""
     others = [name for name in names if name not in BASELINES]
     return others, [name for name in names if name in BASELINES]

@@ -91,6 +91,11 @@ class Block:
     """(D, length of a column) of the block's gradient on this rank's host."""
 
     @property
+    def column_bytes(self) -> int:
+        """Bytes of a whole column of weights, over all ranks that have rows of it."""
+        return self.split.whole_rows * self.split.param.itemsize
+
+    @property
     def host_elements(self) -> int:
         """Number of elements that this rank's host owns."""
         return self.shape.num_deferred * self.split.num_host_rows

@@ -10,6 +10,7 @@ from zenflow.device.base import Arrival
 from zenflow.lanes.completion import Completion, unique, wait_all
 from zenflow.lanes.copies import Copy
 from zenflow.lanes.lease import Lease, take
+from zenflow.rule.sizes import pieces
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,6 +110,8 @@ class UploadGate:
     ) -> None:
         """Queue the uploads that land in this step, for blocks whose weights are not in use.
 
+        They arrive in pieces, so that few bytes of the device hold them on their way.
+
         Args:
             blocks: Any blocks; blocks without a landing update are skipped.
             mark: The device's position after the last use of the weights.
@@ -117,8 +120,10 @@ class UploadGate:
         """
         self._start_parts(
             [
-                (block, 0, block.shape.num_deferred, late(block))
+                (block, part.start, part.stop, own)
                 for block in self.awaited(blocks, step)
+                for own in (late(block),)
+                for part in pieces(block.shape.num_deferred, block.column_bytes)
             ],
             mark,
             step,

@@ -158,7 +158,7 @@ def test_a_model_beyond_a_device_is_told_so_first_and_in_few_words():
     assert answer[0].startswith("llama-3.3-70b needs sharding: its weights alone are 131 GiB")
     assert answer[0].endswith("ask again with --parallel fsdp.")
     assert len(answer) <= 4
-    assert "mistral-small-24b" in answer[1]
+    assert "gemma-2-27b" in answer[1]
 
 
 def test_a_model_is_planned_sharded_over_two_hosts():

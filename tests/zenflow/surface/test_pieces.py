@@ -8,6 +8,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.models import assert_equal, closing, weights_of
 from zenflow import ZenFlowAdamW, ZenFlowConfig
+from zenflow.device.cpu import CpuDevice
 from zenflow.rule import sizes
 
 MOST = 1 << 14
@@ -31,7 +32,7 @@ def _is(leaf):
     return isinstance(leaf, torch.Tensor)
 
 
-def trained(dtype, host_state, steps=5):
+def trained(dtype, host_state, steps=5, block_elements=4_000):
     """Return a model with a large matrix, one that stays on the device, and its optimizer."""
     torch.manual_seed(0)
     model = nn.ParameterList(
@@ -39,7 +40,10 @@ def trained(dtype, host_state, steps=5):
     )
     model = model.to(dtype)
     config = ZenFlowConfig(
-        topk_ratio=0.3, min_split_elements=10_000, block_elements=4_000, host_state=host_state
+        topk_ratio=0.3,
+        min_split_elements=10_000,
+        block_elements=block_elements,
+        host_state=host_state,
     )
     optimizer = ZenFlowAdamW(model.parameters(), lr=1e-2, config=config)
     for _ in range(steps):
@@ -81,3 +85,23 @@ def test_pieces_change_no_bit(monkeypatch, host_state):
         seen.append([*training, *true])
     assert_equal(seen[1], seen[0])
     assert_equal(seen[2], seen[0])
+
+
+def test_updates_land_in_pieces(monkeypatch):
+    landed, unpack = [], CpuDevice.unpack
+
+    def watched(self, arrivals, *rest):
+        landed.extend(arrival.values.nbytes for arrival in arrivals)
+        return unpack(self, arrivals, *rest)
+
+    monkeypatch.setattr(CpuDevice, "unpack", watched)
+    seen = []
+    for most in (sizes.PASSING_BYTES, MOST):
+        monkeypatch.setattr(sizes, "PASSING_BYTES", most)
+        landed.clear()
+        model, optimizer = trained(torch.bfloat16, "float32", 9, block_elements=40_000)
+        with closing(optimizer):
+            seen.append((weights_of(model), max(landed)))
+    (whole, largest), (in_pieces, least) = seen
+    assert least <= MOST < largest
+    assert_equal(in_pieces, whole)
