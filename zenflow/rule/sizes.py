@@ -64,8 +64,8 @@ def aligned(num_bytes: int) -> int:
 
 
 PASSING_BYTES = 1 << 26
-"""Most bytes of one temporary tensor on the device while true weights come or go: a card that
-training fills has room for few of them."""
+"""Most bytes of one temporary tensor on the device while an update lands, or true weights come or
+go: a card that training fills has room for few of them."""
 
 
 def pieces(count: int, row_bytes: int) -> Iterator[slice]:
