@@ -26,6 +26,8 @@ from tests.zenflow.test_resume import members_of_session
 _FLAGS = (*FAST, "--schedule", "cosine", "--lr", "1e-3", "--select-interval", "4")
 _SECONDS = 600.0
 """Most of one process: a run that hangs is a failure too."""
+_OTHERS_SECONDS = 120.0
+"""Longest life of shared memory that a test beside this one may have."""
 
 
 @dataclass
@@ -144,10 +146,18 @@ def kill_and_resume(
             deaths.elsewhere += 1
         deaths.steps.append(_saved(folder))
         assert deaths.steps == sorted(deaths.steps), "a checkpoint was lost"
-    assert shared_memory() <= shared, "shared memory was left behind"
+    _wait_until_gone(shared_memory() - shared)
     result = train("--resume", out)
     assert result.exit_code == 0, result.output
     return deaths
+
+
+def _wait_until_gone(new: set[Path]) -> None:
+    """Wait for other tests' shared memory to go; that of a killed process would stay."""
+    deadline = time.monotonic() + _OTHERS_SECONDS
+    while new & shared_memory():
+        assert time.monotonic() < deadline, "shared memory was left behind"
+        time.sleep(0.1)
 
 
 def shared_memory() -> set[Path]:
