@@ -71,6 +71,16 @@ def parts_of(need, place):
 # ---- the engine ---------------------------------------------------------------------------------
 
 
+def test_what_lands_takes_as_much_of_a_gpu_whatever_the_size_of_blocks():
+    """Updates land in pieces; blocks, here larger than these, are smaller in longer windows."""
+    needs = [
+        memory_of(llama_7b(), Strategy.of("zenflow", update_interval=steps), a100())
+        for steps in (1, 2, 4)
+    ]
+    taken = [parts_of(need, "device")["updates' temporaries"] for need in needs]
+    assert taken[0] == taken[1] == taken[2] < 2**29
+
+
 def make_model(kind, dtype):
     from torch import nn
 
