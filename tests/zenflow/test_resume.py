@@ -121,7 +121,7 @@ def test_a_checkpoint_of_any_step_resumes_bit_for_bit(rule, mode):
     # Both modes have the same state: each step of the default is tried in one of them.
     steps = (0, 2, 3, 5, 6, 8) if mode == "release" else (1, 4, 7)
     if rule != "exact":
-        steps = steps[::2]
+        steps = steps[1::3]
     check_resume({"config": config_of(rule), "mode": mode}, steps)
 
 
@@ -136,7 +136,7 @@ def test_a_bfloat16_run_resumes_bit_for_bit(rule):
 )
 @pytest.mark.parametrize("log", SCHEDULES.values(), ids=SCHEDULES)
 def test_a_run_whose_knobs_changed_resumes_bit_for_bit(rule, log):
-    steps = (1, 3, 4, 5, 8) if rule == "exact" else (2, 6, 7)
+    steps = (1, 4, 5, 8) if rule == "exact" else (2, 6)
     check_resume({"config": config_of(rule), "mode": "release", "log": log}, steps)
 
 

@@ -27,7 +27,7 @@ from zenflow.errors import ConfigError
 KEYS = catalogue.names()
 ALONE = ("paper/", "validation")
 """Studies with tests of their own that make them: those of one cell, and the one with ranks."""
-LONG = ("tuned_goodput",)
+LONG = ("sst2", "stability", "stall_and_loss", "tuned_goodput")
 """Studies whose parts have tests of their own, and take long together."""
 
 

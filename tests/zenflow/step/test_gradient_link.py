@@ -39,7 +39,7 @@ def check(scenario, mode, device="cpu"):
     found.close()
 
 
-@settings(max_examples=16, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(mode=MODES, scenario=scenarios())
 def test_weights_follow_the_reference(mode, scenario):
     scenario.shapes.append(TALL)

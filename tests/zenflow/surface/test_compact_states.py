@@ -64,7 +64,7 @@ def test_a_compact_state_of_any_step_resumes_bit_for_bit(rule, dtype):
 @pytest.mark.parametrize("rule", ["exact", "published"])
 @pytest.mark.parametrize("log", SCHEDULES.values(), ids=SCHEDULES)
 def test_a_compact_state_resumes_bit_for_bit_where_knobs_changed(rule, log):
-    steps = range(1, 9, 2) if rule == "exact" else (2, 5)
+    steps = (1, 4, 7) if rule == "exact" else (2,)
     check(steps, config=config_of(rule), mode="release", log=log)
 
 

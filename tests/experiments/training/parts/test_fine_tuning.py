@@ -11,7 +11,6 @@ from experiments.cli import main
 from experiments.training.parts.models.fine_tuning import FINE_TUNING, weights_dtype
 from tests.experiments.runs import FAST, ended, steps, summary, trained, write_text
 
-transformers = pytest.importorskip("transformers")
 SHARED = ("lr", "schedule", "warmup", "betas", "weight_decay", "epochs", "steps")
 
 
@@ -40,6 +39,7 @@ def out(tmp_path):
 @pytest.fixture
 def model(tmp_path):
     """Return a function that saves a small decoder in a precision, and returns its folder."""
+    transformers = pytest.importorskip("transformers")
 
     def save(dtype=torch.bfloat16, **how):
         shape = transformers.LlamaConfig(
