@@ -109,6 +109,7 @@ class Machine:
         env: SimPy's environment; time in seconds.
         network: Flows under way.
         device: Compute, in launch order.
+        launch: Launches of a GPU's kernels by the host's training thread.
         d2h: Copies to the host.
         h2d: Copies to the device.
         host: The host worker.
@@ -142,6 +143,7 @@ class Machine:
         self.network = FluidNetwork(self.env)
         self.recording = Recording(keeps=keeps_spans)
         self.device = self._lane("device")
+        self.launch = self._lane("launch")
         self.d2h = self._lane("d2h")
         self.h2d = self._lane("h2d")
         self.fabric = self._lane("fabric")

@@ -13,16 +13,10 @@ import psutil
 import torch
 
 from experiments.calibration import plans, selection
-from experiments.calibration.compute import (
-    ComputeFit,
-    ComputeShapes,
-    ComputeTimes,
-    fit_compute,
-    measure_sharing,
-)
-from experiments.calibration.link import measure_launch, measure_link
+from experiments.calibration.compute import ComputeShapes, measure_sharing
+from experiments.calibration.link import measure_link
 from experiments.calibration.parts import measure_host, measure_parts
-from experiments.calibration.profile import device_of, host_of, link_of, overheads_of
+from experiments.calibration.profile import fitted_device, host_of, link_of, overheads_of
 from experiments.calibration.runs import ObservedRun, observe
 from experiments.calibration.selection import measure_selection
 from experiments.output.outlook import PlannedRun
@@ -30,7 +24,9 @@ from experiments.output.provenance import provenance
 from experiments.output.stages import Stages
 from experiments.training.parts.setup import DTYPES, choose_device, use_threads
 from experiments.training.settings.training import TrainSettings
-from sim.fitting.refine import SWEEPS, Refinement, refine
+from sim.fitting.device import ComputeTimes, DeviceFit
+from sim.fitting.marquardt import SWEEPS
+from sim.fitting.refine import Refinement, refine
 from sim.hardware.profile import HardwareProfile
 from zenflow.host.limits import usable_cores
 from zenflow.surface.arguments import default_host_threads
@@ -91,7 +87,7 @@ class Calibration:
 
     profile: HardwareProfile
     compute: Sequence[ComputeTimes]
-    compute_fit: ComputeFit
+    compute_fit: DeviceFit
     refinement: Refinement
     others: Sequence[ObservedRun]
     """Runs that took turns with those that refine the profile, and have no part in it."""
@@ -140,7 +136,8 @@ def _calibrate(
         for _ in range(_FIRST_ROUNDS):
             compute.round()
             advance()
-    probed, facts = _probe(options, fit_compute(compute.times()), stages)
+    played = fitted_device(options.device, compute.times(), options.dtype)
+    probed, facts = _probe(options, played, stages)
     with stages.stage(_SELECTIONS, selection.RUNS * options.turns) as advance:
         seconds = measure_selection(
             base, selection_model, probed, turns=options.turns, on_turn=advance
@@ -154,18 +151,16 @@ def _calibrate(
         found = observe_runs(settings, options, advance, between=compute.round)
     runs = found[: len(run_plans)]
     times = compute.times()
-    compute_fit = fit_compute(times, [run.observation for run in runs])
-    played = device_of(options.device, compute_fit, options.dtype, facts["launch_seconds"])
-    probed = replace(probed, device=played)
+    seen = [run.observation for run in runs]
+    played = fitted_device(options.device, times, options.dtype, seen)
+    probed = replace(probed, device=played.device)
     with stages.stage(_REFINING, SWEEPS) as advance:
-        refinement = refine(
-            probed, [run.observation for run in runs], on_sweep=lambda *_: advance()
-        )
-    metadata = _metadata(options, times, compute_fit, facts, runs, refinement)
+        refinement = refine(probed, seen, on_sweep=lambda *_: advance())
+    metadata = _metadata(options, times, played, facts, runs, refinement)
     return Calibration(
         profile=replace(refinement.profile, metadata=metadata),
         compute=times,
-        compute_fit=compute_fit,
+        compute_fit=played,
         refinement=refinement,
         others=found[len(run_plans) :],
     )
@@ -197,7 +192,7 @@ def observe_runs(
 
 
 def _probe(
-    options: CalibrationOptions, compute: ComputeFit, stages: Stages
+    options: CalibrationOptions, played: DeviceFit, stages: Stages
 ) -> tuple[HardwareProfile, dict[str, Any]]:
     """Return the profile as parts measured by themselves give it, and their measurements."""
     device = options.device
@@ -210,7 +205,6 @@ def _probe(
         parts = measure_parts(device, DTYPES[options.dtype])
         advance()
         link = None if is_cpu else measure_link(device)
-        launch = None if is_cpu else measure_launch(device)
         advance()
         if is_cpu:
             busy = replace(
@@ -219,10 +213,9 @@ def _probe(
             sharing = measure_sharing(busy)
         advance()
     memory = psutil.virtual_memory().total
-    played = device_of(device, compute, options.dtype, launch)
     profile = HardwareProfile(
-        name=played.name,
-        device=played,
+        name=played.device.name,
+        device=played.device,
         link=link_of(link),
         host=host_of(host_rates, sharing, memory),
         overheads=overheads_of(parts, is_cpu=is_cpu),
@@ -232,7 +225,6 @@ def _probe(
         "host_bytes_per_second_by_threads": {str(n): r for n, r in host_rates.by_threads.items()},
         "host_bytes_per_second_beside_copies": host_rates.beside_copies,
         "host_steps_per_second": host_rates.steps,
-        "launch_seconds": launch,
         "part_median_errors": {name: fit.median_error for name, fit in parts.items()},
     }
 
@@ -240,7 +232,7 @@ def _probe(
 def _metadata(
     options: CalibrationOptions,
     times: Sequence[ComputeTimes],
-    compute: ComputeFit,
+    compute: DeviceFit,
     facts: Mapping[str, Any],
     runs: Sequence[ObservedRun],
     refinement: Refinement,
@@ -254,8 +246,8 @@ def _metadata(
                 {"shape": t.label, "forward_seconds": t.forward, "backward_seconds": t.backward}
                 for t in times
             ],
-            "compute_residuals": dict(compute.fit.residuals),
-            "compute_median_error": compute.fit.median_error,
+            "compute_residuals": dict(compute.residuals),
+            "compute_median_error": compute.median_error,
             **facts,
             "runs": [
                 {

@@ -17,6 +17,7 @@ from experiments.calibration.parts import synchronize
 from experiments.training.parts.setup import RunSetup, build_setup, workload_of
 from experiments.training.run.evaluation import cross_entropy, forward
 from experiments.training.settings.training import TrainSettings
+from sim.fitting.device import ComputeTimes
 from sim.fitting.fit import Fit, Sample, fit_constants
 from sim.fitting.refine import Observation
 from sim.models.work import Work
@@ -30,16 +31,6 @@ _SHARING_ROUNDS = 5
 _SHARING_SECONDS = 0.5
 _ROWS, _COLUMNS = 2048, 1024
 """Shape of the matrix that the host kernel updates beside compute."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComputeTimes:
-    """One shape's measurement: medians, seconds."""
-
-    label: str
-    workload: Workload
-    forward: float
-    backward: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +111,7 @@ def _now(device: torch.device) -> float:
 
 
 def fit_compute(times: Sequence[ComputeTimes], runs: Sequence[Observation] = ()) -> ComputeFit:
-    """Return the constants that tell all times best, one factor on backward included.
+    """Return a CPU's constants that tell all times best, one factor on backward included.
 
     The factor makes the fit nonlinear, so a grid of factors is tried. Launches in a run may take
     longer than those of a model by itself, where no other thread wants the interpreter.
@@ -130,12 +121,25 @@ def fit_compute(times: Sequence[ComputeTimes], runs: Sequence[Observation] = ())
         runs: Runs whose forward was measured.
     """
     found = []
-    in_runs = [_sample_of(run) for run in runs if "forward" in run.passes]
+    in_runs = [_sample_of(own) for own in forwards_of(runs)]
     for factor in map(float, _BACKWARD_FACTORS):
         own = [sample for item in times for sample in _samples(item, factor)]
         fit = fit_constants([*own, *in_runs])
         found.append(ComputeFit(fit, factor))
     return min(found, key=lambda tried: sum(e**2 for e in tried.fit.residuals.values()))
+
+
+def forwards_of(runs: Sequence[Observation]) -> list[ComputeTimes]:
+    """Return the forward of one micro-batch of each run that had it measured."""
+    return [
+        ComputeTimes(
+            label=run.label,
+            workload=run.workload,
+            forward=run.passes["forward"] / run.workload.accumulation,
+        )
+        for run in runs
+        if "forward" in run.passes
+    ]
 
 
 def _samples(times: ComputeTimes, factor: float) -> list[Sample]:
@@ -148,18 +152,18 @@ def _samples(times: ComputeTimes, factor: float) -> list[Sample]:
         "backward launch": 2 * forward_counts["launch"],
         "gradient": sum(work.weight_bytes for work in Work(times.workload).all()),
     }
+    assert times.backward is not None  # a model by itself has both
     return [
         Sample(forward_counts, times.forward, f"{times.label} forward"),
         Sample(backward_counts, times.backward, f"{times.label} backward"),
     ]
 
 
-def _sample_of(run: Observation) -> Sample:
+def _sample_of(run: ComputeTimes) -> Sample:
     """Return a run's forward as such counts."""
     counts = _forward_counts(run.workload)
     counts |= {"launch in a run": counts["launch"]}
-    micro_batch = run.passes["forward"] / run.workload.accumulation
-    return Sample(counts, micro_batch, f"{run.label} forward")
+    return Sample(counts, run.forward, f"{run.label} forward")
 
 
 def _forward_counts(workload: Workload) -> dict[str, float]:

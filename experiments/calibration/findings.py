@@ -35,7 +35,7 @@ def findings(done: Calibration) -> str:
             note = f"{refined.factors[name]:.2g} x its probe" if known else "runs say little of it"
         lines.append(f"  {words:<{width}}  {value:>14}  {note}".rstrip())
     off = [abs(error) for error in refined.residuals.values()]
-    fit = done.compute_fit.fit
+    fit = done.compute_fit
     lines.append(
         f"These tell compute of {len(done.compute)} layer shapes, alone and in runs, to "
         f"{fit.median_error:.1%} (median; worst {fit.worst_error:.1%}), and the step of "
@@ -48,8 +48,9 @@ def findings(done: Calibration) -> str:
 def _rows(profile: HardwareProfile) -> Iterator[tuple[str, str, str]]:
     """Yield each constant in words, its value with a unit, and its name in the profile."""
     device, host, parts = profile.device, profile.host, profile.overheads
-    for dtype, rate in device.flops.items():
-        yield f"matrix products, {dtype}", _rate(rate, "FLOP/s"), f"device.flops.{dtype}"
+    for dtype in device.flops:
+        rate = _si(device.product_rate(dtype), "FLOP/s")
+        yield f"matrix products, {dtype}", rate, f"device.flops.{dtype}"
     bandwidth = device.bandwidth.value * device.bandwidth_efficiency.value
     yield "elementwise operations on the device", _si(bandwidth, "B/s"), "device.bandwidth"
     if not device.is_cpu:

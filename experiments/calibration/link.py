@@ -1,4 +1,4 @@
-"""A GPU's link by itself, and its launches."""
+"""A GPU's link by itself."""
 
 from __future__ import annotations
 
@@ -59,15 +59,3 @@ def measure_link(device: torch.device) -> LinkRates:
         pageable=min(1.0, sum(alone) / sum(plain)),
         duplex=min(1.0, together / (1 / alone[0] + 1 / alone[1])),
     )
-
-
-def measure_launch(device: torch.device) -> float:
-    """Return the seconds from one small kernel's start to the next one's."""
-    small = torch.zeros(16, device=device)
-    count = 200
-
-    def run() -> None:
-        for _ in range(count):
-            small.add_(1.0)
-
-    return timed(run, device) / count

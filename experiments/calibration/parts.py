@@ -41,9 +41,10 @@ _PASS_BYTES = 28
 """Bytes of DRAM traffic for each parameter in a pass for one float32 gradient."""
 _CACHED_GRADIENTS, _CACHED_PASSES = 8, 20
 """Number of gradients of a pass in cache, and of such passes in what is timed."""
-_MATRICES = ((256, 256), (512, 512), (512, 1024), (1024, 1024), (1024, 2048))
+_MATRICES = ((512, 1024), (2048, 2048), (8192, 2048), (4096, 14336), (32000, 4096))
 _CPU_MATRICES = ((128, 128), (352, 128), (256, 256), (704, 256), (1024, 512))
-"""Shapes of the matrices that are timed on a GPU, and on a CPU, whose models are smaller."""
+"""Shapes of the matrices that are timed on a GPU, where small ones show launches alone, and on a
+CPU, whose models are smaller."""
 _DEFERRED_SHARE = 0.9
 
 
@@ -214,15 +215,23 @@ def _owners(columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
 def _copy_samples(
     engine: AbstractDevice, rows: int, columns: int, dtype: torch.dtype
 ) -> tuple[Sample, ...]:
-    """Return measurements of what lanes do to one matrix: packing, and writing back."""
-    device = engine.torch_device
+    """Return measurements of what lanes do to one matrix: packing, and writing back.
+
+    A GPU's kernels are timed without the copies between: the link is measured by itself.
+    """
+    device, kernels = engine.torch_device, engine.kernels
     grad = torch.randn(rows, columns, device=device).to(dtype)
     weight = grad.clone()
     deferred = HostColumns.of(_owners(columns, device)[0], columns)
     moved = len(deferred) * rows
-    host = engine.pinned_slab(moved, dtype).view(-1, rows)
-    down = timed(lambda: engine.pack([(grad, deferred, host)], engine.mark()), device)
-    up = timed(lambda: engine.unpack([Arrival(host, deferred, weight)], engine.mark()), device)
+    if device.type == "cpu":
+        host = engine.pinned_slab(moved, dtype).view(-1, rows)
+        down = timed(lambda: engine.pack([(grad, deferred, host)], engine.mark()), device)
+        up = timed(lambda: engine.unpack([Arrival(host, deferred, weight)], engine.mark()), device)
+    else:
+        packed = grad.new_empty(len(deferred), rows)
+        down = timed(lambda: kernels.pack(grad, deferred, packed), device)
+        up = timed(lambda: kernels.land(packed, deferred, weight, None), device)
     size = moved * dtype.itemsize
     return Sample({"call": 1, "byte": size}, down), Sample({"call": 1, "byte": size}, up)
 

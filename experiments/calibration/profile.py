@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
-from experiments.calibration.compute import ComputeFit
+from experiments.calibration.compute import ComputeFit, fit_compute, forwards_of
 from experiments.calibration.link import LinkRates
 from experiments.calibration.parts import HostRates
 from experiments.output.provenance import hardware
+from sim.fitting.device import ComputeTimes, DeviceFit, fit_device
 from sim.fitting.fit import Fit
+from sim.fitting.refine import Observation
 from sim.hardware.components import Device, EngineOverheads, Host, Link
 from sim.hardware.file import KERNEL_IS_DRAM
 from sim.hardware.quantity import Quantity
+from sim.hardware.unknown import gpu_like
 from zenflow.host.limits import usable_cores
 
-_ENDLESS = 1e12
+_ENDLESS = 1e13
 """Bytes/s, or parameters/s, of what is too fast to be seen."""
 _LEAST_SECONDS = 1e-9
 _CPU_OVERHEADS = {"host_task": 50e-6, "copy": 100e-6, "bucket": 100e-6, "step": 1e-3}
-_GPU_OVERHEADS = {"host_task": 30e-6, "copy": 15e-6, "bucket": 30e-6, "step": 5e-4}
+_GPU_OVERHEADS = {"host_task": 30e-6, "copy": 15e-6, "bucket": 2e-4, "step": 5e-4}
 
 
 def measured(value: float, what: str) -> Quantity:
@@ -33,44 +37,55 @@ def assumed(value: float, why: str) -> Quantity:
     return Quantity(value=value, kind="estimated", source=why)
 
 
-def device_of(
-    device: torch.device, compute: ComputeFit, dtype: str, launch: float | None
-) -> Device:
-    """Return the device as its compute was fitted.
+def fitted_device(
+    device: torch.device,
+    times: Sequence[ComputeTimes],
+    dtype: str,
+    runs: Sequence[Observation] = (),
+) -> DeviceFit:
+    """Return a device as its passes tell it.
 
     Args:
         device: A GPU, or the CPU in its role.
-        compute: The fit of forward and backward.
-        dtype: Of the fit.
-        launch: Seconds between small kernels; None takes the fit's.
+        times: Passes of models by themselves.
+        dtype: Of all passes.
+        runs: Runs whose forward was measured.
     """
+    if device.type == "cpu":
+        compute = fit_compute(times, runs)
+        return DeviceFit(cpu_of(compute, dtype), compute.fit.residuals)
+    found = torch.cuda.get_device_properties(device)
+    start = gpu_like(found.name, (found.major, found.minor))
+    memory = measured(float(found.total_memory), "as the system says")
+    start = replace(start, name=found.name, memory=memory)
+    return fit_device(start, [*times, *forwards_of(runs)])
+
+
+def cpu_of(compute: ComputeFit, dtype: str) -> Device:
+    """Return the CPU in a device's role, by the fit of passes in a dtype."""
     constants = compute.fit
-    is_cpu = device.type == "cpu"
     rate = constants.rate("matmul", 1e16)
     source = "fit to forward and backward of decoders"
     found = hardware()
-    memory = float(found["memory_bytes"])
-    if not is_cpu:
-        memory = float(torch.cuda.get_device_properties(device).total_memory)
 
     def launches(*names: str) -> Quantity:
-        fitted = max(_LEAST_SECONDS, sum(constants.constants.get(name, 0.0) for name in names))
-        return measured(fitted if launch is None else launch, source)
+        fitted = sum(constants.constants.get(name, 0.0) for name in names)
+        return measured(max(_LEAST_SECONDS, fitted), source)
 
     return Device(
-        name=str(found["cpu"] if is_cpu else found["gpu"]),
-        is_cpu=is_cpu,
-        memory=measured(memory, "as the system says"),
+        name=str(found["cpu"]),
+        is_cpu=True,
+        memory=measured(float(found["memory_bytes"]), "as the system says"),
         flops={dtype: measured(rate, source)},
         matmul_efficiency=assumed(1.0, "part of the fitted rate"),
         matmul_latency=assumed(_LEAST_SECONDS, "part of launch"),
         attention_efficiency=measured(min(1.0, constants.rate("attention", rate) / rate), source),
-        bandwidth=measured(constants.rate("elementwise", _ENDLESS * 100), source),
+        bandwidth=measured(constants.rate("elementwise", _ENDLESS * 10), source),
         bandwidth_efficiency=assumed(1.0, "part of the fitted rate"),
         launch=launches("launch", "launch in a run"),
         backward_factor=measured(compute.backward_factor, source),
         backward_launch=launches("backward launch"),
-        gradient_bandwidth=measured(constants.rate("gradient", _ENDLESS * 100), source),
+        gradient_bandwidth=measured(constants.rate("gradient", _ENDLESS * 10), source),
     )
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from sim.fitting.marquardt import Array, least_errors, size
 from sim.hardware.profile import HardwareProfile
 from sim.hardware.quantity import RANGES, bounded
 from sim.models.workload import Workload
@@ -22,8 +22,14 @@ from sim.simulate import Prediction, Strategy
 from sim.steady import steady
 from sim.timing.costs import costs_of
 
-Array = NDArray[np.float64]
-
+_DEVICE_RATES = (
+    "overheads.intake_bandwidth",
+    "overheads.pack_bandwidth",
+    "overheads.unpack_bandwidth",
+    "overheads.device_update",
+    "overheads.column_update",
+)
+"""Rates of the engine's passes on the device."""
 ENGINE_CONSTANTS = (
     "host.core_bandwidth",
     "host.core_sharing",
@@ -32,27 +38,15 @@ ENGINE_CONSTANTS = (
     "overheads.copy",
     "overheads.bucket",
     "overheads.step",
-    "overheads.intake_bandwidth",
-    "overheads.pack_bandwidth",
-    "overheads.unpack_bandwidth",
-    "overheads.device_update",
-    "overheads.column_update",
+    *_DEVICE_RATES,
 )
 """Constants that runs refine, and no others."""
 
 _PRIOR_SIGMA = 1.0
 """Log-normal spread of a constant about its probe: a factor of e is no surprise."""
+_TIMED_SIGMA = 0.2
+"""Spread of a GPU's rates about their probes: kernels by themselves, on large matrices."""
 _PRIOR_WEIGHT = 1e-3
-SWEEPS = 8
-"""Largest number of sweeps; each takes the slopes of every run's errors anew."""
-_DIFFERENCE = 0.04
-"""Change of a constant's logarithm that gives a slope: wider than a simulation's roughness."""
-_LONGEST_MOVE = 1.5
-"""Largest change of a logarithm in one sweep: slopes tell little of what is farther away."""
-_ENOUGH = 1e-3
-"""Share of the error by which a sweep must lessen it for another to follow."""
-_DAMPINGS = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
-"""Dampings of Levenberg and Marquardt, tried in turn until a move lessens the error."""
 _QUARTER = math.log(1.25)
 
 
@@ -121,8 +115,8 @@ def refine(
 ) -> Refinement:
     """Return the profile whose named constants reproduce the observed runs best.
 
-    Least squares over the constants' logarithms by Levenberg and Marquardt (Marquardt 1963), with
-    slopes from differences of simulations, and a weak pull towards the probes.
+    Least squares over the constants' logarithms by Levenberg and Marquardt's method, with a weak
+    pull towards the probes.
 
     Args:
         profile: With the probes' constants.
@@ -133,7 +127,9 @@ def refine(
     quantities = profile.quantities()
     names = [name for name in names if name in quantities]
     probed = {name: quantities[name].value for name in names}
-    pull = math.sqrt(_PRIOR_WEIGHT / len(names)) / _PRIOR_SIGMA
+    is_timed = [not profile.device.is_cpu and name in _DEVICE_RATES for name in names]
+    spreads = np.where(is_timed, _TIMED_SIGMA, _PRIOR_SIGMA)
+    pull = math.sqrt(_PRIOR_WEIGHT / len(names)) / spreads
 
     def moved(at: Array) -> HardwareProfile:
         found = zip(names, at, strict=True)
@@ -148,26 +144,16 @@ def refine(
         for end in (0, 1)
     )
 
-    at = np.zeros(len(names))
-    off = errors(at)
-    before = _size(off)
-    for sweep in range(SWEEPS):
-        former = _size(off)
-        slopes = _slopes(errors, at, off, _DIFFERENCE * (-1) ** sweep)
-        at, off = _better(errors, at, off, slopes, low, high)
-        if on_sweep is not None:
-            on_sweep(sweep + 1, _size(off))
-        if _size(off) > (1 - _ENOUGH) * former:
-            break
-    refined, known = moved(at), off[: -len(names)]
+    found = least_errors(errors, low, high, on_sweep=on_sweep)
+    refined, known = moved(found.at), found.errors[: -len(names)]
     return Refinement(
         profile=refined,
-        before=before,
-        after=_size(known),
+        before=found.before,
+        after=size(known),
         factors={name: refined.quantities()[name].value / probed[name] for name in names},
         sensitivity={
-            name: math.hypot(_size(known), _QUARTER * _size(slope)) - _size(known)
-            for name, slope in zip(names, slopes[: -len(names)].T, strict=True)
+            name: math.hypot(size(known), _QUARTER * size(slope)) - size(known)
+            for name, slope in zip(names, found.slopes[: -len(names)].T, strict=True)
         },
         residuals={
             o.label: math.log(predict(refined, o).step_seconds / o.step_seconds)
@@ -176,43 +162,25 @@ def refine(
     )
 
 
-def _slopes(errors: Callable[[Array], Array], at: Array, off: Array, difference: float) -> Array:
-    """Return the slopes of the errors, a row for each error and a column for each constant."""
-    moves = difference * np.eye(len(at))
-    return np.stack([(errors(at + move) - off) / difference for move in moves], axis=1)
+def _as_observed(predicted: Prediction) -> dict[str, float]:
+    """Return seconds of lanes and passes as spans on the device have them.
 
-
-def _better(
-    errors: Callable[[Array], Array], at: Array, off: Array, slopes: Array, low: Array, high: Array
-) -> tuple[Array, Array]:
-    """Return constants and errors after a move that lessens these, or both as they are.
-
-    What is at a bound and would pass it stays: the others' move would count on its own.
+    A span begins with its first kernel and ends with its last. Where the host launches late, the
+    kernels between wait, which counts as work.
     """
-    downhill = -slopes.T @ off
-    free = ~((at <= low) & (downhill < 0) | (at >= high) & (downhill > 0))
-    square = slopes[:, free].T @ slopes[:, free]
-    scale = np.diag(np.diag(square) + 1e-6 * square.max(initial=0.0))
-    for damping in _DAMPINGS:
-        move = np.zeros(len(at))
-        move[free] = np.linalg.solve(square + damping * scale, downhill[free])
-        tried = np.clip(at + np.clip(move, -_LONGEST_MOVE, _LONGEST_MOVE), low, high)
-        found = errors(tried)
-        if _size(found) < _size(off):
-            return tried, found
-    return at, off
+    busy, passes = predicted.busy_seconds, predicted.passes
+    launching = busy.get("launch", 0.0)
+    backward = max(passes["backward"], launching - passes["forward"])
+    return {**busy, **passes, "device": max(busy["device"], launching), "backward": backward}
 
 
 def _parts_off(predicted: Prediction, observation: Observation) -> list[float]:
     """Return the errors of forward, backward and the rest of the device's step, seconds."""
-    passes = [predicted.passes[name] - own for name, own in observation.passes.items()]
+    found = _as_observed(predicted)
+    passes = [found[name] - own for name, own in observation.passes.items()]
     stall = predicted.stall_seconds - (observation.stall_seconds or 0.0)
     whole = predicted.step_seconds - observation.step_seconds
     return [*passes, whole - stall - sum(passes)]
-
-
-def _size(errors: Array) -> float:
-    return float(np.linalg.norm(errors))
 
 
 def _exponent(factor: float) -> float:
@@ -235,9 +203,10 @@ def _errors(profile: HardwareProfile, observations: Sequence[Observation]) -> Ar
             found.append((2.0, (predicted.stall_seconds - observation.stall_seconds) / step))
         if observation.passes:
             found += [(2.0, off / step) for off in _parts_off(predicted, observation)]
+        busy = _as_observed(predicted)
         for lane, seconds in observation.busy_seconds.items():
             if lane == "device" and observation.passes:
                 continue
-            found.append((1.0, (predicted.busy_seconds.get(lane, 0.0) - seconds) / step))
+            found.append((1.0, (busy.get(lane, 0.0) - seconds) / step))
     total = sum(weight for weight, _ in found)
     return np.array([math.sqrt(weight / total) * error for weight, error in found])

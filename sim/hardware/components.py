@@ -245,7 +245,7 @@ class EngineOverheads:
     copy: Quantity
     """Seconds of a bucket's copy beside its bytes: launching it, or a lane thread's work."""
     bucket: Quantity
-    """Seconds of one parameter on the training thread: its hook, gathering, writing back."""
+    """Seconds of one matrix on the training thread: its hook, and what it launches or computes."""
     step: Quantity
     """Seconds of an optimizer step beside its elements."""
     select: Quantity

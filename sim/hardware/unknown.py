@@ -6,10 +6,14 @@ loads, and not its seconds. Whoever uses one must correct it by measurement.
 
 from __future__ import annotations
 
-from sim.hardware.catalog import find_machine
+from dataclasses import fields, replace
+from typing import Any
+
+from sim.hardware.catalog import find_device, find_machine
 from sim.hardware.components import CORE_UPDATE, Device, EngineOverheads, Host, Link
 from sim.hardware.profile import HardwareProfile
 from sim.hardware.quantity import Quantity
+from zenflow.errors import ConfigError
 
 SIGMA = 1.0
 """Log-normal spread of a generic quantity: a factor of e is no surprise."""
@@ -84,6 +88,51 @@ def generic_cpu(cores: int, memory_bytes: float) -> HardwareProfile:
 def generic_gpu() -> HardwareProfile:
     """Return a data center's GPU of a recent generation on PCIe 5."""
     return find_machine("hgx-h100", 1)
+
+
+_OF_CAPABILITY = {
+    (7, 0): "v100-sxm2",
+    (7, 5): "t4",
+    (8, 0): "a100-80-sxm",
+    (8, 6): "rtx3090",
+    (8, 9): "rtx4090",
+    (9, 0): "h100-sxm",
+    (10, 0): "b200-sxm",
+    (12, 0): "rtx5090",
+}
+"""Device of the table that stands for others of its CUDA compute capability."""
+
+
+def gpu_like(name: str, capability: tuple[int, int]) -> Device:
+    """Return a GPU of the table, or one that stands for a GPU which the table lacks.
+
+    Args:
+        name: As torch reports it.
+        capability: CUDA compute capability, major and minor.
+
+    Returns:
+        The table's device of this name. Else a device of the capability, or the newest one below,
+        whose rates are known to a factor of e.
+
+    Examples:
+        >>> gpu_like("NVIDIA A100-SXM4-80GB", (8, 0)).bandwidth.uncertainty
+        0.05
+        >>> other = gpu_like("NVIDIA RTX A4000", (8, 6))
+        >>> other.name, other.bandwidth_efficiency.uncertainty
+        ('rtx3090', 1.0)
+    """
+    try:
+        return find_device(name)
+    except ConfigError:
+        older = [known for known in _OF_CAPABILITY if known <= capability]
+        found = find_device(_OF_CAPABILITY[max(older, default=min(_OF_CAPABILITY))])
+    unknown: dict[str, Any] = {
+        own.name: replace(value, sigma=SIGMA)
+        for own in fields(found)
+        if isinstance(value := getattr(found, own.name), Quantity)
+    }
+    peaks = {dtype: replace(peak, sigma=SIGMA) for dtype, peak in found.flops.items()}
+    return replace(found, flops=peaks, **unknown)
 
 
 def _quantity(value: float) -> Quantity:

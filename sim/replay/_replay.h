@@ -5,9 +5,9 @@
 
 #include <stdint.h>
 
-enum { DEVICE, D2H, H2D, HOST, LANES };
+enum { DEVICE, D2H, H2D, HOST, LAUNCH, LANES };
 enum { DOWN, UP, BOTH, DRAM, CORES, RESOURCES };
-enum { NUM_WORKS = 6 }; /* kinds of work: forward, backward, step; and of each other lane */
+enum { NUM_WORKS = 7 }; /* kinds of work: forward, backward, step; and of each other lane */
 
 /* Recorded steps. A step refers to jobs by how many were submitted since, or in its own step. */
 typedef struct {

@@ -287,7 +287,7 @@ static void end_search(Search *search) {
     end_run(&search->fork);
 }
 
-int32_t sim_settle_interface(void) { return 3; }
+int32_t sim_settle_interface(void) { return 4; }
 
 /* Find the steady steps of machines, each with its Rates, and with times of its own or the first
  * one's. Give (machines, NUM_FOUND) results: means of step and stall, the slowest step, the delay

@@ -102,7 +102,11 @@ class TapeCosts(_Instead):
             )
             for index, segment in enumerate(costs.segments)
         ]
-        others = {"elementwise_bandwidth": _other(costs, "elementwise"), "segments": segments}
+        others = {
+            "elementwise_bandwidth": _other(costs, "elementwise"),
+            "launching_seconds": _other(costs, "launching"),
+            "segments": segments,
+        }
         super().__init__(costs, {**others, "num_params": costs.num_params})
 
 

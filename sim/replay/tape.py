@@ -15,9 +15,9 @@ from typing import Any
 from sim.timing.costs import StepCosts
 from zenflow.errors import ZenFlowError
 
-LANES = ("device", "d2h", "h2d", "host")
+LANES = ("device", "d2h", "h2d", "host", "launch")
 """Lanes of a tape, by their number in it."""
-WORKS = ("forward", "backward", "step", "d2h", "h2d", "host")
+WORKS = ("forward", "backward", "step", "d2h", "h2d", "host", "launch")
 """Kinds of work, by their number on a tape: those of the device by name, others by lane."""
 _DEVICE = 0
 
@@ -72,7 +72,7 @@ PER_UNIT = (
 """Rates of the engine's parts, of which one over each is a time."""
 TIMES = ("copy", "step", "host_task", "select", "bucket")
 """Seconds of the engine's parts."""
-OTHERS = (*PER_UNIT, *TIMES, "elementwise", "latency")
+OTHERS = (*PER_UNIT, *TIMES, "elementwise", "latency", "launching")
 """Times of `times_of` behind those of segments; "elementwise" is one over a rate, too."""
 
 
@@ -90,6 +90,7 @@ def times_of(costs: StepCosts) -> list[float]:
         **{name: getattr(hardware.overheads, name).value for name in TIMES},
         "elementwise": 1.0 / costs.elementwise_bandwidth,
         "latency": hardware.link.latency.value,
+        "launching": costs.launching_seconds,
     }
     segments = costs.segments
     passes = [*(s.forward for s in segments), *(s.backward for s in segments)]

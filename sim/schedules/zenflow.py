@@ -5,6 +5,7 @@ at the step, in keep mode), the host takes them in behind the next step, blocks 
 are updated, and what lands is uploaded behind the backward of its landing step. Under the exact
 rule the device moves weights by each gradient itself until its update lands. On a GPU in release
 mode backward itself packs gradients into a ring, and waits where the link leaves no room.
+The host launches a GPU's kernels ahead, and no step is shorter than all of its launches.
 
 Several devices divide the update: `sim.schedules.parallel.averaged` has DDP's ranks, and
 `sim.schedules.parallel.zenflow` FSDP2's.
@@ -18,6 +19,7 @@ from typing import ClassVar
 
 import simpy
 
+from sim.lanes import Work
 from sim.machine import Machine, Process
 from sim.schedules.intake import by_segment, intake_of, total
 from sim.schedules.ring import Ring
@@ -111,6 +113,7 @@ class EngineSchedule(AbstractSchedule):
 
     def _step(self, step: int) -> Step:
         machine, reducing = self.machine, 0.0
+        launched = self._launch(step)
         moved = self.plan.moved(self._calendar, step)
         if moved != self._moved:  # most steps move what the one before has moved
             self._moved = moved
@@ -128,6 +131,8 @@ class EngineSchedule(AbstractSchedule):
             self._send_kept(step)
             stepped = machine.compute("step", self._step_seconds(), step)
         yield stepped
+        if launched is not None:  # the device has waited, and for no stall
+            yield launched
         waited = machine.env.now - reducing - self._waits.seconds
         landing = self._landing(step)
         due = self._begin(step)
@@ -147,6 +152,19 @@ class EngineSchedule(AbstractSchedule):
         return waited
 
     # ---- the device ---------------------------------------------------------------------------
+
+    def _launch(self, step: int) -> simpy.Event | None:
+        """Queue a step's launches by the host, and return the event of their end.
+
+        The training thread launches kernels ahead of a GPU, with the engine's Python between them.
+        A step is the longer of the two.
+        """
+        if not self.costs.are_launched:
+            return None
+        matrices = sum(share.matrices for share in self.plan.shares)
+        seconds = self.costs.launching_seconds + self.step_overhead
+        seconds += matrices * self.machine.hardware.overheads.bucket.value
+        return self.machine.launch.submit("launch", step, Work(seconds=seconds))
 
     def _compute(self, step: int) -> list[simpy.Event]:
         """Queue forward and backward in release mode, with what each segment's end sets off.
@@ -188,7 +206,7 @@ class EngineSchedule(AbstractSchedule):
         seconds = share.split * size / overheads.intake_bandwidth.value
         measured = share.split * measured_bytes(self._config, size)
         seconds += measured / self.costs.elementwise_bandwidth
-        if self.machine.hardware.device.is_cpu:  # a GPU's training thread runs ahead
+        if self.machine.hardware.device.is_cpu:  # a GPU's training thread launches ahead
             seconds += share.matrices * overheads.bucket.value
         return seconds
 

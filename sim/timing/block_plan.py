@@ -184,6 +184,8 @@ class Structure:
     intake_factor: float
     is_cpu: bool
     """Whether a CPU plays the device."""
+    are_launched: bool
+    """Whether the host's launches are a lane of their own."""
     releases: bool
     """Whether gradients leave during backward."""
     costs: StepCosts = field(compare=False)
@@ -204,6 +206,7 @@ def structure_of(costs: StepCosts, config: ZenFlowConfig, *, releases: bool = Tr
         accumulation=costs.accumulation,
         intake_factor=costs.intake_factor,
         is_cpu=costs.hardware.device.is_cpu,
+        are_launched=costs.are_launched,
         releases=releases,
         costs=costs,
     )

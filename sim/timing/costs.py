@@ -131,6 +131,20 @@ class StepCosts:
         return device.bandwidth.value * device.bandwidth_efficiency.value
 
     @property
+    def are_launched(self) -> bool:
+        """Whether the host launches kernels beside the device, in seconds that are known.
+
+        A CPU that plays the device launches nothing ahead, and phases or a trace have it in them.
+        """
+        is_known = self.workload is not None and self.workload.traced is None
+        return is_known and not self.hardware.device.is_cpu
+
+    @property
+    def launching_seconds(self) -> float:
+        """Seconds in which the host launches forward and backward of all micro-batches."""
+        return self.accumulation * sum(sum(segment.launching) for segment in self.segments)
+
+    @property
     def compute_seconds(self) -> float:
         """Forward and backward of all micro-batches of a step."""
         return self.accumulation * (self.forward_seconds + self.backward_seconds)

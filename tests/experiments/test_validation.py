@@ -12,7 +12,7 @@ from matplotlib.image import imread
 from torch.multiprocessing import ProcessRaisedException, start_processes
 
 from experiments.calibration import compute, plans, ranks, runs
-from experiments.calibration.compute import ComputeShapes, ComputeTimes, fit_compute
+from experiments.calibration.compute import ComputeShapes, fit_compute
 from experiments.calibration.plans import (
     CPU_RANK_RUNS,
     CPU_RANK_VALIDATION,
@@ -48,6 +48,7 @@ from experiments.validation.study import (
     read_validation,
     validation,
 )
+from sim.fitting.device import ComputeTimes
 from sim.fitting.left_out import CALIBRATED, Outcome, fit_left_out
 from sim.fitting.refine import predict
 from sim.hardware.catalog import find_machine

@@ -14,15 +14,19 @@ from experiments.calibration import parts, plans
 from experiments.calibration import runs as runs_module
 from experiments.calibration.compute import ComputeFit
 from experiments.calibration.parts import measure_host, measure_parts, timed
-from experiments.calibration.profile import device_of, overheads_of
+from experiments.calibration.profile import cpu_of, fitted_device, overheads_of
+from experiments.calibration.runs import observation
 from experiments.cli import main
 from experiments.lab import record as records
 from experiments.output import bar as bar_module
 from experiments.output import stages
 from experiments.output.outlook import PlannedRun
+from experiments.training.settings.training import TrainSettings
 from experiments.validation import study as validation_study
 from experiments.validation.study import profile_in
+from sim.fitting.device import ComputeTimes, pass_seconds
 from sim.fitting.fit import Fit
+from sim.hardware.catalog import find_device
 from sim.hardware.file import read_profile
 from zenflow.host.pool import HostPool
 
@@ -125,7 +129,7 @@ def test_runs_that_calibrate_nothing_take_turns_with_those_that_do(tiny, monkeyp
     assert order[-6:] == ["on_device", "zenflow", "zero_offload"] * 2
     assert other.observation.label.startswith("zero_offload")
     assert [label.split()[0] for label in found["labels"]] == ["on_device", "zenflow"]
-    assert not any(name.startswith("zero") for name in done.compute_fit.fit.residuals)
+    assert not any(name.startswith("zero") for name in done.compute_fit.residuals)
 
 
 def test_a_plans_link_follows_from_the_predicted_compute():
@@ -205,7 +209,7 @@ def test_what_comes_before_a_call_is_not_timed(monkeypatch):
 def test_a_constant_too_small_to_see_becomes_a_bound():
     constants = {"matmul": 1e-11, "attention": 0.0, "elementwise": 0.0, "launch": 0.0}
     fit = Fit({**constants, "backward launch": 0.0, "gradient": 0.0}, {})
-    device = device_of(torch.device("cpu"), ComputeFit(fit, 0.9), "float32", None)
+    device = cpu_of(ComputeFit(fit, 0.9), "float32")
     assert device.flops["float32"].value == pytest.approx(1e11)
     assert device.attention_efficiency.value == 1.0
     assert device.bandwidth.value >= 1e12
@@ -215,9 +219,30 @@ def test_a_constant_too_small_to_see_becomes_a_bound():
 def test_launches_of_a_profile_are_those_in_a_run():
     constants = dict.fromkeys(("matmul", "attention", "elementwise", "gradient"), 1e-11)
     fit = Fit({**constants, "launch": 2e-5, "launch in a run": 3e-5, "backward launch": 1e-5}, {})
-    device = device_of(torch.device("cpu"), ComputeFit(fit, 1.0), "float32", None)
+    device = cpu_of(ComputeFit(fit, 1.0), "float32")
     assert device.launch.value == pytest.approx(5e-5)
     assert device.backward_launch.value == pytest.approx(1e-5)
+
+
+def test_a_gpu_is_fitted_from_the_tables_card_to_models_and_to_forward_of_runs(monkeypatch):
+    found = SimpleNamespace(name="NVIDIA H100 80GB HBM3", major=9, minor=0, total_memory=85e9)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    settings = TrainSettings(model="large", dtype="bfloat16", batch_size=2, grad_accum=2)
+    work, card = settings.workload(), find_device("h100")
+    forward, backward = pass_seconds(card, work)
+    alone = ComputeTimes(label="large", workload=work, forward=forward, backward=backward)
+    slow = observation(
+        settings, work, step_seconds=1.0, stall_seconds=0.0, busy_seconds={},
+        passes={"forward": 2 * 1.5 * forward, "backward": 1.0},
+    )  # fmt: skip
+    fits = [
+        fitted_device(torch.device("cuda"), [alone], "bfloat16", runs) for runs in ((), (slow,))
+    ]
+    assert [fit.device.name for fit in fits] == [found.name] * 2
+    assert fits[0].device.memory.value == found.total_memory
+    assert fits[0].worst_error < 1e-3
+    assert len(fits[1].residuals) == 3
+    assert fits[1].device.launch.value > 1.1 * fits[0].device.launch.value
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

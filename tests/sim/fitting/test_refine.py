@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sim.fitting.refine import Observation, _better, on_link, predict, refine
+from sim.fitting.marquardt import _better
+from sim.fitting.refine import Observation, on_link, predict, refine
 from sim.hardware.catalog import find_machine
 from sim.models.table import find_model
 from sim.models.workload import Workload
@@ -15,7 +16,12 @@ from sim.steady import steady
 from sim.timing.costs import costs_of
 
 # Launches that bind the device would hide what the update takes.
-FIGURES = {"overheads.device_update": 4e10, "device.launch": 5e-6, "device.backward_launch": 5e-6}
+FIGURES = {
+    "overheads.device_update": 4e10,
+    "overheads.bucket": 1e-6,
+    "device.launch": 5e-6,
+    "device.backward_launch": 5e-6,
+}
 TRUTH = replace(find_machine("dgx-a100-80", 1).with_values(FIGURES), host_threads=8)
 NAMES = ("host.core_bandwidth", "overheads.step", "overheads.device_update")
 
@@ -48,14 +54,15 @@ def test_hidden_constants_are_found_again():
     wrong = TRUTH.with_values(
         {
             "host.core_bandwidth": TRUTH.host.core_bandwidth.value * 0.6,
-            "overheads.device_update": 4e10 * 1.8,
+            "overheads.device_update": 4e10 * 1.3,
         }
     )
     found = refine(wrong, RUNS, names=NAMES)
     assert found.before > 0.05
     assert found.after < 0.02
     assert all(abs(error) < 0.03 for error in found.residuals.values())
-    assert found.factors["overheads.device_update"] == pytest.approx(1 / 1.8, rel=0.1)
+    assert found.factors["host.core_bandwidth"] == pytest.approx(1 / 0.6, rel=0.1)
+    assert 1 / 1.3 < found.factors["overheads.device_update"] < 1.0  # its probe counts for more
 
 
 def test_what_is_at_its_bound_holds_up_nothing_else():
@@ -107,6 +114,25 @@ def test_errors_of_passes_do_not_make_up_for_one_another():
     )
     assert right.before == pytest.approx(0.0, abs=1e-9)
     assert wrong.before > 0.04
+
+
+def test_python_between_launches_is_found_in_steps_that_it_bounds():
+    """The device's spans then last as long as launching, and tell nothing of the device."""
+    truth = TRUTH.with_values({"overheads.bucket": 4e-3})
+    seen = predict(truth, RUNS[3])
+    launching, forward = seen.busy_seconds["launch"], seen.passes["forward"]
+    assert launching > 1.5 * seen.busy_seconds["device"]
+    run = replace(
+        RUNS[3],
+        step_seconds=seen.step_seconds,
+        stall_seconds=seen.stall_seconds,
+        busy_seconds={"device": launching},
+        passes={"forward": forward, "backward": launching - forward},
+    )
+    found = refine(TRUTH.with_values({"overheads.bucket": 1e-3}), [run])
+    assert found.factors["overheads.bucket"] == pytest.approx(4.0, rel=0.05)
+    for name in ("overheads.column_update", "overheads.device_update", "overheads.pack_bandwidth"):
+        assert found.factors.get(name, 1.0) == pytest.approx(1.0, abs=0.05)
 
 
 def test_runs_that_are_told_already_move_nothing():
