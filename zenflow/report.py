@@ -87,6 +87,11 @@ class StepReport:
     learning_rates: tuple[float, ...]
     """Learning rate of each parameter group in this step."""
 
+    starved: int = 0
+    """Number of full buckets of gradients at which the device had run out of work.
+
+    It then waited for the host's launches, which is no stall. 0 on a CPU."""
+
     windows: tuple[WindowNorms, ...] = ()
     """Norms of open windows' gradients by age, ascending; only where the controller asks."""
 
@@ -115,7 +120,8 @@ class StepReport:
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> StepReport:
         """Return the report that ``to_dict`` gave, through JSON too."""
-        values = {item.name: record[item.name] for item in fields(cls)}
+        known = {"starved": 0, **record}  # which earlier reports lack
+        values = {item.name: known[item.name] for item in fields(cls)}
         curve = values["energy_curve"]
         values["learning_rates"] = tuple(values["learning_rates"])
         values["windows"] = tuple(WindowNorms(**norms) for norms in values["windows"])

@@ -87,6 +87,13 @@ class AbstractDevice(ABC):
     def mark(self) -> Any:
         """Return a mark behind all compute launched so far; None where nothing is asynchronous."""
 
+    def has_run_dry(self) -> bool:
+        """Return whether all compute launched so far is over, and nothing but a launch is missing.
+
+        False where compute is over when its launch returns.
+        """
+        return False
+
     @abstractmethod
     def pack(
         self, jobs: list[tuple[Tensor, HostColumns, Tensor]], after: Any

@@ -78,6 +78,10 @@ class CudaDevice(AbstractDevice):
         """Record an event on the compute stream."""
         return self._runtime.record(self._runtime.current_stream())
 
+    def has_run_dry(self) -> bool:
+        """Ask the compute stream, which waits for nothing."""
+        return self._runtime.is_idle(self._runtime.current_stream())
+
     def _enclose(self, stream: Any) -> Any:
         return self._runtime.record(stream, is_timed=True)
 

@@ -60,6 +60,10 @@ class CudaRuntime:
         event.record(stream)
         return event
 
+    def is_idle(self, stream: Any) -> bool:
+        """Return whether all work that a stream has been given is over."""
+        return bool(stream.query())
+
     def wait(self, stream: Any, event: Any) -> None:
         """Order the later work of a stream after an event."""
         stream.wait_event(event)

@@ -60,6 +60,7 @@ class Reporter:
             StepReport,
             step=step.number,
             d2h_bytes=step.gradients.num_bytes,
+            starved=step.gradients.starved,
             h2d_bytes=sum(update.values.nbytes for update in landed),
             staleness=max((step.number - update.opened for update in landed), default=0),
             update_interval=knobs.update_interval,

@@ -39,6 +39,8 @@ class StepGradients:
     """Parameters whose gradients have left, and may have moved weights."""
     num_bytes: int = 0
     """Number of bytes that are copied to the host."""
+    starved: int = 0
+    """Number of times that the device had run dry when gradients were to be measured."""
 
     def __bool__(self) -> bool:
         """Whether any gradient has come in."""

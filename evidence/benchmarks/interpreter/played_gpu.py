@@ -33,6 +33,10 @@ class _Stream:
     def wait_event(self, event: Any) -> None:
         """Go on: what was recorded is over."""
 
+    def query(self) -> bool:
+        """Return that nothing is under way."""
+        return True
+
 
 class _Event:
     """An event, passed as soon as it is recorded."""

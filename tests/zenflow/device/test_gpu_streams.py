@@ -295,3 +295,14 @@ train("S 3", "release", device="cuda:1")
 assert not torch._C._cuda_hasPrimaryContext(0), "a thread has made a context on the first device"
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+
+
+def test_a_device_has_run_dry_once_its_work_is_over():
+    device = CudaDevice(torch.device("cuda", torch.cuda.current_device()), wait_timeout=60.0)
+    torch.cuda.synchronize()
+    assert device.has_run_dry()
+    torch.cuda._sleep(20 * LONGEST)
+    assert not device.has_run_dry()
+    torch.cuda.synchronize()
+    assert device.has_run_dry()
+    device.close()

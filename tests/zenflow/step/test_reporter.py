@@ -1,6 +1,10 @@
+import itertools
 import json
 
-from zenflow import MemoryPlan, StepReport, WindowNorms
+import pytest
+
+from tests.models import TinyStack, closing
+from zenflow import MemoryPlan, StepReport, WindowNorms, ZenFlowAdamW, ZenFlowConfig
 
 
 def a_report(**changes):
@@ -40,6 +44,34 @@ def test_a_report_is_a_line_of_json():
 def test_a_report_comes_back_from_json():
     report = a_report(windows=(WindowNorms(1, 2.0, 3.0),), energy_curve={0.1: 0.5, 0.2: 0.75})
     assert StepReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+
+
+def test_a_report_from_before_devices_ran_dry_has_none_of_it():
+    record = a_report(starved=3).to_dict()
+    assert record.pop("starved") == 3
+    assert StepReport.from_dict(record).starved == 0
+
+
+@pytest.mark.parametrize("mode", ["release", "keep"])
+def test_each_full_bucket_at_which_the_device_had_run_dry_counts(monkeypatch, mode):
+    """In keep mode all buckets are measured together, so one question is enough."""
+    model = TinyStack(num_layers=3, width=8)
+    settings = {"max_grad_norm": 1.0} if mode == "release" else {}
+    config = ZenFlowConfig(min_split_elements=1)
+    with closing(
+        ZenFlowAdamW(model.parameters(), config=config, offload_gradients=mode, **settings)
+    ) as optimizer:
+        engine = optimizer._engine
+        answers, found = itertools.cycle([True, False, True]), []
+        for is_asked in (False, True):
+            if is_asked:
+                monkeypatch.setattr(engine.device, "has_run_dry", lambda: next(answers))
+            model.loss(0).backward()
+            optimizer.step()
+            found.append(optimizer.report.starved)
+    buckets = len(engine.layout.buckets)
+    in_release = sum(itertools.islice(itertools.cycle([True, False, True]), buckets))
+    assert found == [0, in_release if mode == "release" else 1]
 
 
 def a_plan(**changes):

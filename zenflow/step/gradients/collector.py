@@ -105,6 +105,7 @@ class GradientCollector:
         waiting[place] = place.matrix(grad)
         bucket = self.layout.buckets[place.bucket]
         if at_once and len(waiting) == len(bucket.splits):
+            step.gradients.starved += self.device.has_run_dry()
             self._measure(step, waiting)
             self.send_added(step)
             work = self.layout.shards.begin_adding(bucket.columns.energies)
@@ -124,6 +125,8 @@ class GradientCollector:
 
     def measure_rest(self, step: Step) -> None:
         """Measure all gradients that have been taken."""
+        if step.gradients.waiting:
+            step.gradients.starved += self.device.has_run_dry()
         for waiting in step.gradients.waiting.values():
             self._measure(step, waiting)
 
