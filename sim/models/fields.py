@@ -73,6 +73,11 @@ _DROPOUTS: Mapping[str, Mapping[str, float]] = {
 }
 """Fields of a configuration that say how often outputs and scores are dropped, with defaults."""
 
+LOGIT_SCALES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+"""Fields of transformers' configurations by which a model changes its logits behind the layer."""
+_USUAL_SCALES = {"gemma2": {"final_logit_softcapping": 30.0}}
+"""Defaults of `LOGIT_SCALES` in transformers, by family."""
+
 FIELDS: Mapping[str, Fields] = {
     "mixtral": Fields(
         required=(*_SIZES, ("intermediate_size",), *_EXPERTS), optional=_GROUPED,
@@ -202,6 +207,12 @@ def _relations(sound: Mapping[str, int], *, has_own_width: bool) -> Iterator[str
     active = sound.get("num_experts_per_tok")
     if experts and active and active > experts:
         yield f"num_experts_per_tok must be at most the {experts} experts, got {active}"
+
+
+def scales_logits(config: Config) -> bool:
+    """Return whether a model changes its logits behind the output layer."""
+    known = {**_USUAL_SCALES.get(config["model_type"], {}), **config}
+    return any(known.get(name) not in (None, 1.0) for name in LOGIT_SCALES)
 
 
 def stored_as(config: Config) -> str | None:

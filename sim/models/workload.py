@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim.models.families import Layer, Parameter, layers_of
-from sim.models.fields import dropouts_of, first_of, stored_as
+from sim.models.fields import dropouts_of, first_of, scales_logits, stored_as
 from sim.models.kernels import KERNELS
 from sim.models.recomputation import (
     BY_OPERATION,
@@ -84,6 +84,8 @@ class Workload:
     """Whether a layer's two outputs, and attention's scores, go through dropout."""
     num_key_value_heads_share: float = 1.0
     """Width of keys over width of queries."""
+    scales_logits: bool = False
+    """Whether the model changes its logits behind the output layer, as by a soft cap."""
     stored_as: str | None = None
     """Method by which the model's file has its weights quantised; None where it has not."""
     traced: TracedStep | None = None
@@ -136,6 +138,7 @@ class Workload:
             layers=tuple(layers),
             num_key_value_heads_share=groups / heads,
             num_heads=heads,
+            scales_logits=scales_logits(config),
             stored_as=stored_as(config),
             **settings,
         )
@@ -144,6 +147,15 @@ class Workload:
     def dtype_bytes(self) -> int:
         """Bytes of one parameter as the model holds it."""
         return DTYPE_BYTES[self.dtype]
+
+    @property
+    def against_chunks(self) -> str | None:
+        """Reason why `zenflow train --chunked-loss` refuses the model; None where it trains."""
+        if self.loss == "classes" or not self.is_causal:
+            return "is no decoder with an output layer over its vocabulary"
+        if self.dtype == "float16":
+            return "has gradients in float16, of which small ones vanish before they are scaled"
+        return "changes its logits behind the output layer" if self.scales_logits else None
 
     @property
     def tokens(self) -> int:

@@ -20,10 +20,8 @@ from torch.nn import functional
 
 from experiments.training.parts.data.batches import IGNORED
 from sim.models.activations import CHUNK_LOGITS
+from sim.models.fields import LOGIT_SCALES
 from zenflow.errors import ConfigError
-
-_SCALES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-"""Fields of transformers' configurations by which a model changes its logits behind the layer."""
 
 
 def output_layer(model: nn.Module, name: str) -> nn.Linear:
@@ -42,7 +40,7 @@ def output_layer(model: nn.Module, name: str) -> nn.Linear:
             f"{name} has no linear output layer, whose loss could come in chunks: leave out "
             "--chunked-loss"
         )
-    changing = [key for key in _SCALES if getattr(model.config, key, None) not in (None, 1.0)]
+    changing = [key for key in LOGIT_SCALES if getattr(model.config, key, None) not in (None, 1.0)]
     if changing:
         raise ConfigError(
             f"{name} changes its logits behind the output layer ({', '.join(changing)}): leave "

@@ -17,6 +17,8 @@ from experiments.training.parts.models.chunked_loss import loss_in_head, output_
 from experiments.training.parts.models.decoder import DecoderConfig, LanguageModel, init_weights
 from experiments.training.parts.setup import build_setup
 from experiments.training.run.evaluation import evaluate, loss_of
+from sim.models.families import FAMILIES
+from sim.models.fields import LOGIT_SCALES, scales_logits
 from zenflow.errors import ConfigError
 
 TOKENS, WIDTH, WORDS = 300, 16, 333
@@ -163,6 +165,14 @@ def test_transformers_models_have_it_too():
     config.final_logit_softcapping = 30.0
     with pytest.raises(ConfigError, match=r"it changes its logits .*final_logit_softcapping"):
         output_layer(model, "it")
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_prediction_knows_which_families_change_their_logits(family):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model(family).to_dict()
+    changes = any(config.get(name) not in (None, 1.0) for name in LOGIT_SCALES)
+    assert scales_logits({"model_type": family}) == scales_logits(config) == changes
 
 
 def test_what_has_no_such_layer_or_no_words_is_refused(tmp_path):
