@@ -6,19 +6,18 @@ is run: times are `sim.simulate`'s, memory is `sim.memory.need`'s.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sim.fitting.left_out import left_out_of
 from sim.fitting.uncertainty import Interval, interval_of
 from sim.hardware.profile import HardwareProfile
-from sim.memory.need import memory_of
 from sim.models.recomputation import Recomputation
-from sim.models.table import find_model, model_names
 from sim.models.workload import Workload
+from sim.planning.beside import Beside
 from sim.planning.choice import Choice, Chooser, is_too_large
-from sim.planning.improvements import Improvement, faster_parts, more_memory
+from sim.planning.improvements import Improvement
 from sim.planning.options import Option
 from sim.planning.rules import EXACT
 from sim.simulate import STRATEGIES, SYSTEMS, Strategy
@@ -185,9 +184,9 @@ def plan(
         compact = chooser.compact()
         found = compact.choose()
         if found.shown is not None:
-            without_compact = tuple(_Beside(chooser, choice).improvements(presets, parallel))
+            without_compact = tuple(Beside(chooser, choice).improvements(presets, parallel))
             chooser, choice = compact, found
-    beside = _Beside(chooser, choice)
+    beside = Beside(chooser, choice)
     return Plan(
         workload=workload,
         hardware=hardware,
@@ -204,70 +203,6 @@ def plan(
         without_compact=without_compact,
         largest=beside.largest(),
     )
-
-
-class _Beside:
-    """Parts of a plan beside the choice: other strategies, upgrades, the largest model."""
-
-    def __init__(self, chooser: Chooser, choice: Choice) -> None:
-        """Take the chooser and its choice."""
-        self._chooser = chooser
-        self._choice = choice
-
-    def rows(
-        self,
-        presets: Sequence[str],
-        systems: Sequence[Strategy],
-        checkpointing: Recomputation | None,
-    ) -> Iterable[Option]:
-        """Yield the best option of each strategy, on as many devices as the one that is shown."""
-        search = self._choice.search
-        if search is None:
-            count = max(self._chooser.planners)
-            search = self._chooser.search(count, self._chooser.workload)
-        shown = self._choice.shown
-        for name in presets:
-            if shown is not None and shown.strategy.name == name:
-                yield shown
-                continue
-            best = search.best(names=(name,))
-            best = best or search.best(names=(name,), reserve=0.0, chance=0.0)
-            yield best or search.option(search.nearest(name))
-        for system in systems:
-            option = search.planner.fitted(
-                search.workload, system, recomputes=checkpointing is None
-            )
-            given = (f"{name}={value}" for name, value in system.options.items())
-            yield replace(option, changes=(*given, *option.changes))
-
-    def improvements(self, presets: Sequence[str], parallel: str) -> Iterable[Improvement]:
-        """Yield changes of the machine that would help, those to make first at the front."""
-        chosen, search = self._choice.recommended, self._choice.search
-        if chosen is not None and search is not None:
-            yield from faster_parts(chosen, search)
-            return
-        chooser = self._chooser
-        works = chooser.works or [chooser.workload]
-        # What one device needs, or where they share the model all of them.
-        count = max(chooser.planners) if parallel == "fsdp" else 1
-        yield from more_memory([chooser.search(count, work) for work in works], presets)
-
-    def largest(self) -> str | None:
-        """Return the largest named model that one device trains; None if it trains this one."""
-        if self._chooser.works:
-            return None
-        one, asked = self._chooser.planners[1], self._chooser.workload
-        works = [
-            Workload.of_config(
-                *find_model(name), dtype=asked.dtype, sequence=asked.sequence, checkpointing=True
-            )
-            for name in model_names()
-        ]
-        for work in sorted(works, key=lambda work: -work.num_params):
-            need = memory_of(work, "zero_offload", one.hardware)
-            if not need.short_of(one.hardware, one.reserve, one.chance):
-                return work.name
-        return None
 
 
 def _interval(choice: Choice, draws: int) -> Interval | None:
