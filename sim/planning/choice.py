@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -83,6 +84,7 @@ class Chooser:
         self.hardware = hardware
         self.reserve = default_reserve(hardware) if reserve is None else reserve
         self._names = list(names)
+        self._chunks = False
         self._settings: dict[str, Any] = {
             "names": self._names, "checkpointing": checkpointing, "parallel": parallel,
             "reshards": reshards, "releases": releases, "knobs": knobs,
@@ -119,12 +121,25 @@ class Chooser:
         settings = {**self._settings, "knobs": knobs}
         return Chooser(self.workload, self.hardware, reserve=self.reserve, **settings)
 
+    def chunked(self, *, baselines: bool) -> Chooser:
+        """Return the chooser of the same step with logits that are never whole.
+
+        Args:
+            baselines: Whether presets to compare with may be recommended.
+        """
+        other = copy.copy(self)  # with the same searches, whose estimates hold for both losses
+        other._chunks = True
+        if not baselines:
+            other._names = groups_of(self._names)[0]
+        return other
+
     def search(self, count: int, workload: Workload) -> Search:
         """Return the search for a step's tokens on so many devices."""
         key = (count, workload.batch_size, workload.accumulation, workload.sequence)
         if key not in self._searches:
             self._searches[key] = Search(workload, self.planners[count], **self._settings)
-        return self._searches[key]
+        found = self._searches[key]
+        return found.chunked if self._chunks else found
 
     @property
     def most_tokens_per_second(self) -> float:
@@ -189,6 +204,14 @@ class Chooser:
                 option, search = max(found, key=lambda pair: round(pair[0].chance or 0.0, 2))
                 return Choice(likeliest=option, search=search)
         return None
+
+    def as_likely_as(self, chance: float) -> Choice:
+        """Return the likeliest setting of the largest step where that is this likely to fit."""
+        for search in self._on_all_or_one(self.works):
+            option = search.likeliest(self._names)
+            if option is not None and (option.chance or 0.0) >= chance:
+                return Choice(likeliest=option, search=search)
+        return Choice()
 
     def _on_all_or_one(self, works: Sequence[Workload]) -> Iterator[Search]:
         """Yield the searches on all devices and on one."""

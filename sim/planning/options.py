@@ -102,6 +102,7 @@ class Option:
             "accumulation": work.accumulation,
             "sequence": work.sequence,
             "checkpointing": work.checkpointing,
+            "chunked_loss": work.loss == "chunks",
             "config": None if config is None else config.to_dict(),
             "queue_depth": self.need.queue_depth,
             "rule": self.rule,
@@ -218,7 +219,10 @@ class Planner:
 
 
 def _key(workload: Workload) -> tuple[Any, ...]:
-    """Return a key that tells workloads of one plan apart; comparing all layers takes long."""
+    """Return a key that tells workloads of one plan apart; comparing all layers takes long.
+
+    A loss in chunks takes as long as one of whole logits.
+    """
     work = workload
     size = (work.batch_size, work.sequence, work.accumulation, work.checkpointing)
     return (*size, work.name, work.num_params, work.dtype)

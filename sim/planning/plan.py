@@ -17,6 +17,7 @@ from sim.models.recomputation import Recomputation
 from sim.models.workload import Workload
 from sim.planning.beside import Beside
 from sim.planning.choice import Choice, Chooser, is_too_large
+from sim.planning.chunks import in_chunks, with_chunks
 from sim.planning.improvements import Improvement
 from sim.planning.options import Option
 from sim.planning.rules import EXACT
@@ -47,7 +48,7 @@ class Plan:
     """Option to use; None if no preset of the engine is likely to fit."""
     likeliest: Option | None
     """Option that is the likeliest to fit, where none is likely enough to be recommended; None if
-    one is, or if none may fit."""
+    one is, or if none may fit. One in chunks may be less likely by `AS_LIKELY`."""
     per_devices: tuple[Option, ...]
     """Best option for each number of devices that was compared, most devices first."""
     exact: Option | None
@@ -65,6 +66,8 @@ class Plan:
     """Changes of the machine with which float32 state on the host would fit.
 
     None unless compact state was tried because nothing else fits."""
+    without_chunks: Option | None = None
+    """Option with whole logits; None unless a loss in chunks was found to be better."""
     largest: str | None = None
     """Largest model of the table that one device trains; None unless this one's weights exceed a
     device."""
@@ -119,6 +122,7 @@ class Plan:
             "without_compact": None
             if self.without_compact is None
             else [item.to_dict() for item in self.without_compact],
+            "without_chunks": self.without_chunks and self.without_chunks.to_dict(),
         }
 
 
@@ -135,6 +139,7 @@ def plan(
     options: Mapping[str, Any] | None = None,
     host_state: HostState | None = None,
     gradient_link: GradientLink = "model",
+    chunked_loss: bool | None = None,
 ) -> Plan:
     """Return the setting to use for a workload on a machine, and the alternatives.
 
@@ -152,9 +157,12 @@ def plan(
         host_state: Format of the host's weights and moments under zenflow. None is float32, and
             compact where nothing may fit with that.
         gradient_link: Format of gradients on the link and on the host under zenflow.
+        chunked_loss: Whether logits are never whole, as under `zenflow train --chunked-loss`.
+            None is the workload's loss, and chunks where they make that fit or faster.
 
     Raises:
-        ConfigError: A strategy is unknown, or the device has no peak for the workload's dtype.
+        ConfigError: A strategy is unknown, the device has no peak for the workload's dtype, or
+            `zenflow train` has no loss in chunks for the model.
 
     Examples:
         >>> from sim.hardware.catalog import find_machine
@@ -170,6 +178,8 @@ def plan(
         else Strategy.of(name, parallel=parallel, reshards=reshards)
         for name in strategies
     ]
+    if chunked_loss:
+        workload = in_chunks(workload)
     presets = [strategy.name for strategy in asked if strategy.config is not None]
     systems = [strategy for strategy in asked if strategy.config is None]
     chooser = Chooser(
@@ -179,14 +189,16 @@ def plan(
     )  # fmt: skip
     if host_state == "compact":
         chooser = chooser.compact()
-    choice, without_compact = chooser.choose(), None
-    if choice.shown is None and host_state is None and "zenflow" in presets:
-        compact = chooser.compact()
-        found = compact.choose()
-        if found.shown is not None:
-            without_compact = tuple(Beside(chooser, choice).improvements(presets, parallel))
-            chooser, choice = compact, found
+    chooser, choice, without_compact = _chosen(
+        chooser, presets, parallel, may_compact=host_state is None
+    )
+    whole = Beside(chooser, choice)
+    better = with_chunks(chooser, choice) if chunked_loss is None else None
+    without_chunks = None if better is None else choice.shown
+    chooser, choice = better or (chooser, choice)
     beside = Beside(chooser, choice)
+    # Where nothing is likely to fit, memory that is sold makes whole logits fit too.
+    upgrades = whole if choice.recommended is None else beside
     return Plan(
         workload=workload,
         hardware=hardware,
@@ -199,10 +211,25 @@ def plan(
         exact=_exact(choice),
         tight=chooser.riskier(choice),
         interval=_interval(choice, draws),
-        improvements=tuple(beside.improvements(presets, parallel)),
+        improvements=tuple(upgrades.improvements(presets, parallel)),
         without_compact=without_compact,
+        without_chunks=without_chunks,
         largest=beside.largest(),
     )
+
+
+def _chosen(
+    chooser: Chooser, presets: Sequence[str], parallel: str, *, may_compact: bool
+) -> tuple[Chooser, Choice, tuple[Improvement, ...] | None]:
+    """Return who chose, the choice, and `Plan.without_compact`."""
+    choice = chooser.choose()
+    if choice.shown is None and may_compact and "zenflow" in presets:
+        compact = chooser.compact()
+        found = compact.choose()
+        if found.shown is not None:
+            without = tuple(Beside(chooser, choice).improvements(presets, parallel))
+            return compact, found, without
+    return chooser, choice, None
 
 
 def _interval(choice: Choice, draws: int) -> Interval | None:

@@ -7,6 +7,8 @@ until none that is left promises more than the best of them.
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
@@ -85,6 +87,28 @@ class Search:
             for strategy, changes in tried
         ]
         self._ordered = sorted(made, key=lambda item: item.score)
+
+    @functools.cached_property
+    def chunked(self) -> Search:
+        """Search of the same settings with a loss in chunks, by the same estimates."""
+        works = {id(item.workload): item.workload for item in self._ordered}
+        chunked = {key: replace(work, loss="chunks") for key, work in works.items()}
+        other = copy.copy(self)
+        other._needs = {}
+        other._ordered = [
+            replace(
+                item, workload=chunked[id(item.workload)], changes=(*item.changes, "chunked loss")
+            )
+            for item in self._ordered
+        ]
+        return other
+
+    @property
+    def most_worth(self) -> float:
+        """Tokens per second, by distance from AdamW, that no setting that fits exceeds; or 0."""
+        found = next(self.fitting(), None)
+        tokens = self.planner.hardware.total_devices * self.workload.tokens_per_step
+        return 0.0 if found is None else tokens / found.score
 
     @property
     def most_tokens_per_second(self) -> float:

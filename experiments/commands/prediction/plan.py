@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +18,7 @@ from experiments.request.hardware import hardware_of
 from experiments.request.request import Request
 from experiments.request.workload import as_traced, notes_on, notes_on_positions, workload_of
 from experiments.training.settings.field import settings_of
+from experiments.training.settings.training import TrainSettings
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 
@@ -51,8 +51,10 @@ _NOT_ASKED = (
     default="float32, and compact where nothing fits with that",
 )  # fmt: skip
 @setting_flag(settings_of(ZenFlowConfig)["gradient_link"], section="Strategy", default="model")
-@option("--chunked-loss", is_flag=True, section="Compute",
-        help="Have logits never whole, as zenflow train --chunked-loss.")  # fmt: skip
+@setting_flag(
+    settings_of(TrainSettings)["chunked_loss"], section="Compute",
+    default="where a step fits or is faster with that",
+)  # fmt: skip
 @option("--systems", is_flag=True, section="Strategy",
         help="Show other systems too, which don't run here.")  # fmt: skip
 @option(
@@ -91,8 +93,6 @@ def plan_command(context: click.Context, /, **flags: Any) -> None:
         raise ConfigError("--float32-master is about other systems: give --systems as well")
     hardware, notes = hardware_of(request)
     workload = workload_of(request, hardware)
-    if flags["chunked_loss"]:
-        workload = replace(workload, loss="chunks")
     notes = [*notes, *notes_on_positions(request), *notes_on(workload, hardware)]
     with Patience(f"Searching settings of {workload.name}"):
         found = plan(
@@ -107,6 +107,7 @@ def plan_command(context: click.Context, /, **flags: Any) -> None:
             options=request.options,
             host_state=flags["host_state"],
             gradient_link=flags["gradient_link"] or "model",
+            chunked_loss=flags["chunked_loss"],
         )
     wishes = Wishes(
         model=flags["model"],

@@ -95,10 +95,11 @@ def what_to_run(plan: Plan, wishes: Wishes) -> Iterator[str]:
         config = chosen.strategy.config
         knobs = "".join(f", {_in_python(change)}" for change in chosen.changes if "=" in change)
         work = chosen.need.workload
+        loss = ", and a loss in chunks (Liger-Kernel has one)" if work.loss == "chunks" else ""
         yield (
             f"Predicted, not measured. On {chosen.need.num_devices} devices, in your own loop "
             f"{_WRAPPERS[plan.parallel]}, {work.accumulation} micro-batches of "
-            f"{work.batch_size} on each:"
+            f"{work.batch_size} on each{loss}:"
         )
         assert config is not None
         rate = written(FINE_TUNING["lr"])

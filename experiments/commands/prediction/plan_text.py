@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from experiments.commands.prediction.plan_accuracy import accuracy
+from experiments.commands.prediction.plan_chunks import chunks, likeliest
 from experiments.commands.prediction.plan_run import Wishes, what_to_run
 from sim.memory.chance import LIKELY
 from sim.memory_parts import gib
@@ -96,6 +97,7 @@ def answer(plan: Plan, wishes: Wishes) -> list[str]:
         return ["Nothing fits this machine, with fewer tokens to a step either.", *_changes(plan)]
     return [
         *_rounded(plan, chosen),
+        *chunks(plan, chosen),
         *_headline(plan, chosen),
         *_devices(plan, chosen),
         *_costs(plan, chosen, wishes),
@@ -156,7 +158,7 @@ def _headline(plan: Plan, chosen: Option) -> Iterator[str]:
         if chosen.chance is not None and chosen.chance < LIKELY:
             yield (
                 "Warning: this may run out of memory. Nothing fits with a chance of "
-                f"{LIKELY:.0%}; the likeliest to fit does with {chosen.chance:.0%}."
+                f"{LIKELY:.0%}; {likeliest(plan)} does with {chosen.chance:.0%}."
             )
         else:
             yield "Warning: this may run out of memory. Nothing leaves the reserve free."

@@ -254,6 +254,7 @@ def _planned(context: click.Context, flags: Mapping[str, Any]) -> str:
         return ""
     from experiments.commands.prediction.find_text import setting_text
     from sim.planning.choice import Chooser
+    from sim.planning.chunks import with_chunks
 
     request = _request(flags)
     hardware, _ = hardware_of(request)
@@ -265,6 +266,8 @@ def _planned(context: click.Context, flags: Mapping[str, Any]) -> str:
         releases=flags["gradients"] != "keep",
     )
     choice = chooser.choose()
+    if "loss" not in given(context) and (better := with_chunks(chooser, choice)) is not None:
+        _, choice = better
     if choice.shown is None:
         return "`zenflow plan` finds nothing that fits this machine either."
     does = "recommends" if choice.recommended else "finds nothing likelier to fit than"

@@ -93,6 +93,7 @@ def test_the_last_line_is_a_command_that_train_takes(asked):
         chosen["batch_size"], chosen["accumulation"],
     )  # fmt: skip
     assert settings.checkpointing == chosen["checkpointing"]
+    assert settings.chunked_loss == chosen["chunked_loss"]
     assert settings.strategy == chosen["strategy"]
     own = settings.config(None).to_dict()
     assert {k: v for k, v in own.items() if k != "min_split_elements"} == {
@@ -111,7 +112,8 @@ def test_the_model_is_called_as_the_hub_calls_it():
 
 
 def test_a_32_gb_card_is_told_how_to_train_8b():
-    ran = run(*LLAMA, "--host-ram", "128", "--tokens", "1e9", "--usd-per-hour", "0.5")
+    ran = run(*LLAMA, "--host-ram", "128", "--tokens", "1e9", "--usd-per-hour", "0.5",
+              "--no-chunked-loss")  # fmt: skip
     assert "with a chance of 90%; 3 x 1024 tokens do. Use zenflow" in ran.output
     assert re.search(r"tokens/s \(80% interval: [\d,]+ to [\d,]+\)", ran.output)
     days, price = re.search(
@@ -186,7 +188,7 @@ def test_one_of_eight_devices_is_recommended_where_eight_are_not_likely_to_fit()
 
 def test_what_may_not_fit_is_shown_with_a_warning_and_is_no_recommendation():
     asked = ["plan", "--model", "llama-3.1-8b", "--gpu", "rtx3090", "--host-ram", "128",
-             "--draws", "0"]  # fmt: skip
+             "--draws", "0", "--no-chunked-loss"]  # fmt: skip
     ran = run(*asked)
     assert ran.exit_code == 0
     answer = ran.stdout.split("\n\n")[-1]
@@ -477,11 +479,56 @@ def test_other_systems_have_no_checkpoint_of_ours():
 
 def test_a_loss_in_chunks_takes_less_of_the_device_and_is_in_the_command():
     needs = {}
-    for flags in ((), ("--chunked-loss",)):
-        found = record(*LLAMA, "--host-ram", "128", *flags)
+    for is_chunked, flag in ((False, "--no-chunked-loss"), (True, "--chunked-loss")):
+        found = record(*LLAMA, "--host-ram", "128", flag)
+        assert found["without_chunks"] is None, "nothing was left open"
         option = found["recommended"] or found["likeliest"]
-        needs[bool(flags)] = {
-            part["name"]: part["num_bytes"] for part in option["memory"]["parts"]
-        }
-        assert ("--chunked-loss" in found["command"]) == bool(flags)
+        assert option["chunked_loss"] == is_chunked
+        needs[is_chunked] = {part["name"]: part["num_bytes"] for part in option["memory"]["parts"]}
+        assert ("--chunked-loss" in found["command"]) == is_chunked
     assert needs[True].get("logits and loss", 0) <= needs[False].get("logits and loss", 0)
+
+
+def test_a_loss_in_chunks_is_found_said_in_a_sentence_and_run():
+    asked = ["plan", "--model", "meta-llama/Llama-3.1-8B", "--gpu", "rtx4090", "--host-ram",
+             "128", "--draws", "0"]  # fmt: skip
+    said, found = run(*asked).stdout, record(*asked)
+    without = record(*asked, "--no-chunked-loss")
+    assert settings_of(command_of(said)).chunked_loss
+    assert found["likeliest"]["chunked_loss"]
+    assert found["without_chunks"] == without["likeliest"]
+    old, new = without["likeliest"], found["likeliest"]
+    times = new["tokens_per_second"] / old["tokens_per_second"]
+    assert f"Logits come in chunks (--chunked-loss), never whole, to be {times:.2g} times" in said
+    assert f"Without that: {', '.join([old['strategy'], *old['changes']])} with 1 x 1024" in said
+    assert f"{old['tokens_per_second']:,.0f} tokens/s, it fits with a chance of 87%" in said
+    assert "one as likely as any, to 3 points, does with 86%" in said
+
+
+def test_whole_logits_stay_without_a_word_where_chunks_bring_nothing():
+    said, found = run(*SHORT).stdout, record(*SHORT)
+    assert "chunk" not in said
+    assert found["without_chunks"] is None
+    assert found["recommended"]["chunked_loss"] is False
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--model", "gemma-2-9b"], "changes its logits behind the output layer"),
+        (["--model", "bert-large"], "is no decoder with an output layer"),
+        (["--model", "gpt2", "--dtype", "float16"], "has gradients in float16"),
+    ],
+)
+def test_a_loss_in_chunks_is_refused_for_models_that_train_refuses(flags, words):
+    ran = run("plan", "--gpu", "rtx4090", "--sequence", "512", *flags, "--chunked-loss")
+    assert ran.exit_code == 2, ran.output
+    assert words in " ".join(ran.output.split())
+
+
+def test_several_devices_are_told_of_the_loss_in_chunks_of_their_own_loop():
+    flags = ["plan", "--model", "qwen2.5-0.5b", "--gpu", "rtx4090", "--num-gpus", "2",
+             "--batch-size", "1", "--draws", "0"]  # fmt: skip
+    for flag, is_told in (("--chunked-loss", True), ("--no-chunked-loss", False)):
+        said = run(*flags, flag).stdout
+        assert ("and a loss in chunks (Liger-Kernel has one):" in said) == is_told

@@ -53,6 +53,12 @@ def plans(simulated_once):
     }
 
 
+@pytest.fixture(scope="module")
+def with_whole_logits(simulated_once):
+    """Return the plan of an 8B model on a host of 128 GB, its loss in chunks refused."""
+    return plan(workload("llama-3.1-8b"), desktop(128), strategies=OURS, chunked_loss=False)
+
+
 WITH_AN_ANSWER = ("8b, 128", "1.5b, 3090", "14b on eight")
 
 
@@ -92,8 +98,10 @@ def test_the_interval_holds_the_answer_and_is_that_of_simulated_draws(plans, nam
     assert fast.high == pytest.approx(slow.high, rel=0.07)
 
 
-def test_the_most_tokens_that_are_likely_to_fit_are_taken_and_more_are_named_as_riskier(plans):
-    found = plans["8b, 128"]
+def test_the_most_tokens_that_are_likely_to_fit_are_taken_and_more_are_named_as_riskier(
+    with_whole_logits,
+):
+    found = with_whole_logits
     chosen, riskier = found.recommended, found.tight
     assert found.has_fewer_tokens
     assert chosen.need.workload.tokens_per_step == 3 * 1024
@@ -115,7 +123,7 @@ def test_what_is_recommended_fits_with_a_chance_of_ninety_percent(plans, name):
 
 def test_the_likeliest_is_shown_and_not_recommended_where_nothing_is_likely_to_fit():
     machine = find_machine("rtx3090-desktop").with_values({"host.dram_bytes": 128 * GIB})
-    found = plan(workload("llama-3.1-8b"), machine, strategies=OURS, draws=0)
+    found = plan(workload("llama-3.1-8b"), machine, strategies=OURS, draws=0, chunked_loss=False)
     assert found.recommended is None
     shown = found.likeliest
     assert found.shown is shown
@@ -139,19 +147,21 @@ def test_checkpointing_is_looked_at_where_it_is_not_said():
     assert riskier.chance < LIKELY <= chosen.chance
 
 
-def test_more_of_the_hosts_memory_comes_before_another_device(plans):
+def test_more_of_the_hosts_memory_comes_before_another_device(with_whole_logits):
     found = plan(workload("llama-3.1-8b"), desktop(64), strategies=OURS, host_state="float32")
     assert found.recommended is found.without_compact is None
     first = found.improvements[0]
     assert first.change == "128 GiB of host memory"
     assert first.host_memory == 128 * GIB
     # With it the plan is what was offered.
-    offered = plans["8b, 128"].recommended
+    offered = with_whole_logits.recommended
     assert first.setting == offered.label
     assert first.step_seconds == offered.step_seconds
 
 
-def test_compact_state_is_taken_where_nothing_fits_with_float32_and_nowhere_else(plans):
+def test_compact_state_is_taken_where_nothing_fits_with_float32_and_nowhere_else(
+    plans, with_whole_logits
+):
     found = plans["8b, 64"]
     chosen = found.recommended
     config = chosen.strategy.config
@@ -168,7 +178,7 @@ def test_compact_state_is_taken_where_nothing_fits_with_float32_and_nowhere_else
                            found.hardware)  # fmt: skip
         assert larger.host_bytes > room
     first = found.without_compact[0]
-    assert first.setting == plans["8b, 128"].recommended.label
+    assert first.setting == with_whole_logits.recommended.label
     others = [option for option in found.options if option is not chosen]
     assert not any(option.strategy.config.is_compact or option.fits for option in others)
     assert plans["8b, 128"].without_compact is None
@@ -292,7 +302,8 @@ def test_a_faster_part_is_predicted_anew():
     machine = find_machine("rtx3090-desktop").with_values(
         {"host.dram_bytes": 1e12, "device.memory": 10 * GIB}
     )
-    found = plan(workload("qwen2.5-1.5b"), machine, strategies=["zero_offload"], draws=0)
+    found = plan(workload("qwen2.5-1.5b"), machine, strategies=["zero_offload"], draws=0,
+                 chunked_loss=False)  # fmt: skip
     now = found.recommended
     by_change = {item.change: item for item in found.improvements}
     item = by_change["pcie5-x16 in place of pcie4-x16"]
