@@ -266,11 +266,11 @@ def _planned(context: click.Context, flags: Mapping[str, Any]) -> str:
         releases=flags["gradients"] != "keep",
     )
     choice = chooser.choose()
-    if "loss" not in given(context) and (better := with_chunks(chooser, choice)) is not None:
+    if (better := with_chunks(chooser, choice)) is not None:
         _, choice = better
     if choice.shown is None:
         return "`zenflow plan` finds nothing that fits this machine either."
-    does = "recommends" if choice.recommended else "finds nothing likelier to fit than"
+    does = "recommends" if choice.recommended else "finds nothing much likelier to fit than"
     held = "" if given_recomputation else ", checkpointing"
     return (
         f"Micro-batches{held} and strategy were not searched. `zenflow plan`, which does that, "

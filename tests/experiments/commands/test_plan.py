@@ -505,6 +505,12 @@ def test_a_loss_in_chunks_is_found_said_in_a_sentence_and_run():
     assert "one as likely as any, to 3 points, does with 86%" in said
 
 
+def test_a_plan_says_that_chunks_are_for_a_rule_nearer_to_adamw():
+    said = run(*SMALL, "--draws", "0").stdout
+    assert "Logits come in chunks (--chunked-loss), never whole, to be nearer to AdamW." in said
+    assert settings_of(command_of(said)).strategy == "on_device"
+
+
 def test_whole_logits_stay_without_a_word_where_chunks_bring_nothing():
     said, found = run(*SHORT).stdout, record(*SHORT)
     assert "chunk" not in said

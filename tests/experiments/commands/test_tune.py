@@ -16,6 +16,7 @@ from PIL import Image
 from autotune.constraints import staleness_of
 from autotune.offline.backends import SimulatedBackend
 from experiments.cli import main
+from experiments.commands.prediction.tune import _planned
 from experiments.commands.training.config_file import read_config_file, tuned_for
 from experiments.search.measured_backend import MeasuredBackend
 from experiments.training.settings.training import TrainSettings
@@ -172,6 +173,12 @@ def test_it_says_what_plan_recommends_which_searches_more(simulated):
     assert f"recommends: {setting}, 2 x 1024 tokens to a step" in simulated[1]
     assert f"{own['tokens_per_second']:,.0f} tokens/s" in simulated[1]
     assert "strategy were not searched" in simulated[1]
+
+
+def test_a_loss_in_chunks_is_named_as_plan_takes_it():
+    words = ["--model", "llama-3.1-8b", "--gpu", "rtx4090", "--host-ram", "128", "--out", "unused"]
+    context = main.commands["tune"].make_context("tune", words)
+    assert "chunked loss, 2 x 1024 tokens" in _planned(context, context.params)
 
 
 def test_what_plan_tries_is_searched_and_only_what_is_likely_to_fit_is_allowed(simulated):

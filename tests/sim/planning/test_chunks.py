@@ -15,6 +15,7 @@ from sim.planning.choice import Chooser
 from sim.planning.chunks import AS_LIKELY, FASTER
 from sim.planning.options import default_reserve
 from sim.planning.plan import plan
+from sim.planning.rules import WORTH
 from sim.simulate import Strategy, simulate
 from sim.timing.costs import costs_of
 from zenflow.config import PRESETS
@@ -87,6 +88,15 @@ def test_what_is_shown_in_chunks_fits_by_hand(name, request):
     assert chance_to_fit(more, hardware.device.memory.value) < min(LIKELY, chosen.chance)
 
 
+def test_a_rule_nearer_to_adamw_that_fits_in_chunks_alone_is_worth_them():
+    found = planned(workload("qwen2.5-0.5b"), find_machine("rtx4090-desktop"))
+    assert found.recommended.strategy.name == "on_device"
+    assert found.without_chunks.strategy.name == "zenflow"
+    assert found.recommended.tokens_per_second * WORTH > FASTER * (
+        found.without_chunks.tokens_per_second
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "card"),
     [("mistral-7b", "rtx4090-desktop"), ("qwen2.5-1.5b", "rtx3090-desktop"),
@@ -100,6 +110,18 @@ def test_whole_logits_stay_where_chunks_gain_little(name, card):
     forced = planned(work, machine(card), chunked_loss=True).recommended
     assert forced.need.workload.loss == "chunks"
     assert forced.tokens_per_second <= FASTER * found.recommended.tokens_per_second
+
+
+def test_no_setting_is_chosen_in_chunks_where_none_that_fits_promises_more(monkeypatch):
+    choose, chosen = Chooser.choose, []
+
+    def counted(self):
+        chosen.append(self)
+        return choose(self)
+
+    monkeypatch.setattr(Chooser, "choose", counted)
+    planned(workload("qwen2.5-1.5b"), machine("rtx3090-desktop"))
+    assert len(chosen) == 1, "whole logits alone"
 
 
 @pytest.mark.parametrize(
