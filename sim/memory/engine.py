@@ -18,7 +18,7 @@ from sim.timing.costs import is_split
 from sim.timing.division import Division
 from sim.timing.host_memory import HostMemory, groups_rows, largest
 from zenflow.config import ZenFlowConfig
-from zenflow.host_state import column_bytes, gradient_bytes
+from zenflow.host_state import GradientLink, column_bytes, gradient_bytes
 from zenflow.report import MemoryPlan
 from zenflow.rule.sizes import (
     BANK_ELEMENTS,
@@ -87,10 +87,7 @@ class EngineMemory:
     @property
     def ring(self) -> int:
         """Bytes of the ring through which released gradients leave a GPU."""
-        link, size = self.host.config.gradient_link, self.dtype_bytes
-        return ring_bytes(
-            (count, column_bytes(link, rows, size)) for count, rows in self.host.matrices
-        )
+        return _ring(self.host.matrices, self.host.config.gradient_link, self.dtype_bytes)
 
     @property
     def uploads(self) -> int:
@@ -186,6 +183,11 @@ class EngineMemory:
             + self.float_gradients
             + self.bank_temporaries,
         )
+
+
+@functools.lru_cache(maxsize=256)  # asked for at several moments of each setting's step
+def _ring(matrices: tuple[tuple[int, int], ...], link: GradientLink, dtype_bytes: int) -> int:
+    return ring_bytes((count, column_bytes(link, rows, dtype_bytes)) for count, rows in matrices)
 
 
 def can_divide(

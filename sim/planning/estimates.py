@@ -19,13 +19,24 @@ from zenflow.config import ZenFlowConfig
 from zenflow.host_state import gradient_bytes
 
 
-def estimated_seconds(costs: StepCosts, strategy: Strategy, own: EngineMemory) -> float:
+def with_framework(costs: StepCosts, strategy: Strategy) -> StepCosts:
+    """Return the costs of a step with what the framework does around the engine's layers."""
+    if strategy.division(costs.hardware).device > 1:
+        reduce_bytes = costs.dtype_bytes
+        return fsdp2_hooks(costs, reshards=strategy.reshards, reduce_bytes=reduce_bytes)
+    return ddp_hooks(costs, in_buckets=strategy.releases)
+
+
+def estimated_seconds(
+    costs: StepCosts, strategy: Strategy, own: EngineMemory, hooked: StepCosts | None = None
+) -> float:
     """Return an estimate of a steady step of the engine, seconds, selections aside.
 
     Args:
         costs: Of one step of the model on the machine.
         strategy: Of the engine.
         own: One device's part of the engine's memory, which says who owns how many elements.
+        hooked: The costs `with_framework`, where they are known.
     """
     hardware, config = costs.hardware, strategy.config
     assert config is not None
@@ -39,13 +50,9 @@ def estimated_seconds(costs: StepCosts, strategy: Strategy, own: EngineMemory) -
     moved = work.num_bytes
     kept = rates.host_sharing * moved / rates.dram
     host = max(moved / rates.host, kept, work.steps / rates.steps)
-    division = strategy.division(hardware)
-    if division.device > 1:
-        costs = fsdp2_hooks(costs, reshards=strategy.reshards, reduce_bytes=size)
-    else:
-        costs = ddp_hooks(costs, in_buckets=strategy.releases)
+    costs = hooked or with_framework(costs, strategy)
     keeps = not strategy.releases
-    device = _device_seconds(costs, config, own, division)
+    device = _device_seconds(costs, config, own, strategy.division(hardware))
     if not keeps and not hardware.device.is_cpu:  # backward packs what it releases
         device += own.deferred * size / hardware.overheads.pack_bandwidth.value
     fabric = _collective_seconds(costs, strategy, up)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,13 +19,14 @@ from sim.memory.engine import EngineMemory, engine_memory
 from sim.memory.need import MemoryNeed, memory_of
 from sim.models.recomputation import Recomputation
 from sim.models.workload import Workload
-from sim.planning.estimates import estimated_seconds
+from sim.planning.estimates import estimated_seconds, with_framework
 from sim.planning.grid import PlannedSetting, changes_of, splits, strategies
 from sim.planning.options import Option, Planner
 from sim.planning.rules import BASELINES, WORTH, distance
 from sim.simulate import Strategy
 from sim.timing.costs import StepCosts, costs_of
-from zenflow.config import PRESETS
+from sim.timing.division import Division
+from zenflow.config import PRESETS, ZenFlowConfig
 
 _AS_GOOD = 0.01
 """Share of a step by which a setting may be slower and still count as equally good."""
@@ -67,6 +68,7 @@ class Search:
         self.workload = workload
         self._shapes = tuple(parameter.shape for parameter in workload.parameters)
         self._needs: dict[tuple[PlannedSetting, int, bool], MemoryNeed] = {}
+        self._memories: dict[tuple[ZenFlowConfig, Division], EngineMemory] = {}
         recomputes: tuple[Recomputation, ...] = (False, True)
         if checkpointing is not None:
             recomputes = (checkpointing,)
@@ -76,17 +78,28 @@ class Search:
             for strategy, changes in strategies(names, knobs or {}, releases=releases)
         ]
         made = [
-            PlannedSetting(
-                workload=work,
-                strategy=strategy,
-                changes=(*changes, *changes_of(work, workload)),
-                seconds=self._seconds(planner.costs(work), strategy),
-                distance=distance(strategy),
-            )
+            setting
             for work in splits(workload, recomputes)
-            for strategy, changes in tried
+            for setting in self._settings(work, tried)
         ]
         self._ordered = sorted(made, key=lambda item: item.score)
+
+    def _settings(
+        self, work: Workload, tried: Iterable[tuple[Strategy, tuple[str, ...]]]
+    ) -> Iterator[PlannedSetting]:
+        """Yield settings of the engine for a step that is computed in one way."""
+        costs = self.planner.costs(work)
+        hooked: dict[bool, StepCosts] = {}  # strategies differ in nothing else that counts here
+        for strategy, changes in tried:
+            if strategy.releases not in hooked:
+                hooked[strategy.releases] = with_framework(costs, strategy)
+            yield PlannedSetting(
+                workload=work,
+                strategy=strategy,
+                changes=(*changes, *changes_of(work, self.workload)),
+                seconds=self._seconds(costs, strategy, hooked[strategy.releases]),
+                distance=distance(strategy),
+            )
 
     @functools.cached_property
     def chunked(self) -> Search:
@@ -268,14 +281,20 @@ class Search:
         costs = costs_of(option.need.workload, hardware or self.planner.hardware)
         return self._seconds(costs, option.strategy)
 
-    def _seconds(self, costs: StepCosts, strategy: Strategy) -> float:
-        return estimated_seconds(costs, strategy, self._memory(strategy, costs.hardware))
+    def _seconds(
+        self, costs: StepCosts, strategy: Strategy, hooked: StepCosts | None = None
+    ) -> float:
+        own = self._memory(strategy, costs.hardware)
+        return estimated_seconds(costs, strategy, own, hooked)
 
     def _memory(self, strategy: Strategy, machine: HardwareProfile) -> EngineMemory:
         """Return one device's part of the engine's memory."""
         assert strategy.config is not None
-        whole = engine_memory(self._shapes, strategy.config, self.workload.dtype_bytes)
-        return whole.divided(strategy.division(machine))
+        key = strategy.config, strategy.division(machine)
+        if key not in self._memories:
+            whole = engine_memory(self._shapes, strategy.config, self.workload.dtype_bytes)
+            self._memories[key] = whole.divided(key[1])
+        return self._memories[key]
 
     def nearest(self, name: str) -> PlannedSetting:
         """Return the setting of a preset that comes nearest to fitting."""

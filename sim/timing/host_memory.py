@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from sim.hardware.profile import HardwareProfile
 from zenflow.config import ZenFlowConfig
@@ -42,11 +42,12 @@ class HostMemory:
     """Number of upload buffers."""
     dtype_bytes: int
     """Bytes of an element of the model."""
+    columns: int = field(init=False, repr=False, compare=False)
+    """Number of columns that the host owns."""
 
-    @property
-    def columns(self) -> int:
-        """Number of columns that the host owns."""
-        return sum(count for count, _ in self.matrices)
+    def __post_init__(self) -> None:
+        """Count columns once, as they are asked for often."""
+        object.__setattr__(self, "columns", sum([count for count, _ in self.matrices]))
 
     @property
     def state(self) -> int:
