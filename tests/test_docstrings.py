@@ -1,6 +1,7 @@
 """Docstrings that stand alone in an editor's hover."""
 
 import ast
+import functools
 import itertools
 import pkgutil
 import re
@@ -79,11 +80,14 @@ def docstrings(tree):
     yield from fields(tree)
 
 
+@functools.cache  # parsing takes longest
 def trees_of(package):
-    """Yield the name and the syntax tree of each module of a package."""
-    for path in MODULES:
-        if path.relative_to(ROOT).parts[0] == package:
-            yield path.relative_to(ROOT), ast.parse(path.read_text(encoding="utf-8"))
+    """Return the name and the syntax tree of each module of a package."""
+    return [
+        (path.relative_to(ROOT), ast.parse(path.read_text(encoding="utf-8")))
+        for path in MODULES
+        if path.relative_to(ROOT).parts[0] == package
+    ]
 
 
 @pytest.mark.parametrize("package", PACKAGES)
