@@ -39,6 +39,8 @@ class Loop:
     """Context in which this optimizer, and not the measure, is made and trains."""
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)
     """Dtypes of the weights in which all sums of the loop are exact."""
+    is_long: bool = False
+    """Whether it takes so many steps that one quick case has to do."""
 
     def refusal(self, mode):
         """Return the pattern of the mode's error, or None."""
@@ -563,7 +565,7 @@ def _long(run):
         step(run, index % 20)
 
 
-@loop(around=lambda: default_dtype(torch.bfloat16), dtypes=(torch.float32,))
+@loop(around=lambda: default_dtype(torch.bfloat16), dtypes=(torch.float32,), is_long=True)
 def bfloat16_by_default(run):
     _long(run)
 

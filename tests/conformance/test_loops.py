@@ -23,6 +23,9 @@ QUICK = {
 }
 """Cases of each loop that are tried every time. Other presets are limits of the first."""
 
+LONG = {("zenflow", torch.float32, "release")}
+"""The case of a long loop."""
+
 CASES = [
     pytest.param(
         name,
@@ -30,7 +33,9 @@ CASES = [
         dtype,
         mode,
         id=f"{name}-{preset}-{str(dtype).removeprefix('torch.')}-{mode}",
-        marks=() if (preset, dtype, mode) in QUICK else pytest.mark.slow,
+        marks=()
+        if (preset, dtype, mode) in (LONG if loop.is_long else QUICK)
+        else pytest.mark.slow,
     )
     for name, loop in LOOPS.items()
     for preset in PRESETS

@@ -95,10 +95,21 @@ def make_model(kind, dtype):
     return LanguageModel(DecoderConfig(**fields)).to(dtype)
 
 
-@pytest.mark.parametrize("kind", ["stack", "odd shapes", "decoder"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("has_ring", [False, True], ids=["keep", "release on a GPU"])
+PLANNED = [
+    pytest.param(
+        name, has_ring, dtype, kind,
+        id=f"{name}-{'release on a GPU' if has_ring else 'keep'}-{dtype}-{kind}",
+        marks=() if (place + 2 * has_ring + index) % 3 == number else pytest.mark.slow,
+    )
+    for place, name in enumerate(CONFIGS)
+    for has_ring in (False, True)
+    for index, dtype in enumerate(("float32", "bfloat16"))
+    for number, kind in enumerate(("stack", "odd shapes", "decoder"))
+]  # fmt: skip
+"""Every setting in every mode and dtype, of one model; all three are quick somewhere."""
+
+
+@pytest.mark.parametrize(("name", "has_ring", "dtype", "kind"), PLANNED)
 def test_the_engines_memory_is_its_own_plan_to_the_byte(has_ring, name, dtype, kind, monkeypatch):
     torch = pytest.importorskip("torch")
     from zenflow import ZenFlowAdamW

@@ -190,14 +190,18 @@ def test_fewer_tokens_come_down_to_one_short_sequence():
     assert tokens == sorted(tokens, reverse=True)
 
 
-@pytest.mark.parametrize(
-    ("machine", "hosts"),
-    [("hgx-h100", 1), ("hgx-h100", 4), ("dgx-a100-80", 2), ("l40s-server", 1)],
-)
-@pytest.mark.parametrize(
-    ("parallel", "reshards"), [("ddp", True), ("fsdp", True), ("fsdp", False)]
-)
-@pytest.mark.parametrize("name", ["on_device", "zero_offload", "zenflow"])
+SEVERAL = [
+    pytest.param(*machine, *parallel, name, marks=() if (i + j + k) % 2 == 0 else pytest.mark.slow)
+    for i, machine in enumerate(
+        [("hgx-h100", 1), ("hgx-h100", 4), ("dgx-a100-80", 2), ("l40s-server", 1)]
+    )
+    for j, parallel in enumerate([("ddp", True), ("fsdp", True), ("fsdp", False)])
+    for k, name in enumerate(["on_device", "zero_offload", "zenflow"])
+]
+"""Machines, how they share a model, and presets: any two of these meet in a quick test."""
+
+
+@pytest.mark.parametrize(("machine", "hosts", "parallel", "reshards", "name"), SEVERAL)
 def test_no_step_of_several_devices_is_shorter_than_its_estimate(
     machine, hosts, parallel, reshards, name
 ):
