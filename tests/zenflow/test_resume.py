@@ -94,19 +94,23 @@ class Run:
         self.optimizer.close()
 
 
-def uninterrupted(num_steps=NUM_STEPS, *, save=True, **settings):
-    """Train without a break; return the weights after every step, and a checkpoint of each."""
-    weights, saved = [], []
+def uninterrupted(num_steps=NUM_STEPS, *, saves=None, **settings):
+    """Train without a break; return the weights after every step, and checkpoints by step.
+
+    They are taken before the steps in `saves`, or before all.
+    """
+    weights, saved = [], {}
     with closing(Run(**settings)) as run:
         for step in range(num_steps):
-            saved.append(run.save() if save else None)
+            if saves is None or step in saves:
+                saved[step] = run.save()
             weights.append(run.step(step))
     return weights, saved
 
 
 def check_resume(settings, steps=range(9)):
     """Resume from a checkpoint taken before each of these steps, in another model."""
-    weights, saved = uninterrupted(**settings)
+    weights, saved = uninterrupted(saves=steps, **settings)
     for first in steps:
         with closing(Run(**settings, seed=7)) as run:
             run.load(saved[first])
@@ -144,7 +148,7 @@ def test_a_run_whose_knobs_changed_resumes_bit_for_bit(rule, log):
 def test_saving_changes_nothing(rule):
     settings = {"config": config_of(rule), "mode": "release"}
     with_saves, _ = uninterrupted(**settings)
-    without, _ = uninterrupted(save=False, **settings)
+    without, _ = uninterrupted(saves=(), **settings)
     assert_equal(with_saves[-1], without[-1])
 
 
@@ -152,7 +156,7 @@ def test_saving_changes_nothing(rule):
 def test_a_checkpoint_taken_under_eval_resumes_bit_for_bit(rule):
     """The model checkpoint then has the true weights: the optimizer's must have the others."""
     settings = {"config": config_of(rule), "mode": "keep"}
-    weights, _ = uninterrupted(**settings)
+    weights, _ = uninterrupted(saves=(), **settings)
     for last in (2, 4, 5, 7):
         with closing(Run(**settings)) as run:
             for step in range(last):
@@ -172,7 +176,7 @@ def test_a_checkpoint_taken_under_eval_resumes_bit_for_bit(rule):
 
 def test_a_running_optimizer_can_go_back_to_a_checkpoint():
     settings = {"config": config_of("exact"), "mode": "release"}
-    weights, saved = uninterrupted(**settings)
+    weights, saved = uninterrupted(saves=(3, 6), **settings)
     with closing(Run(**settings)) as run:
         for first in (6, 3):
             for step in range(40, 45):  # goes astray, with an update in flight
@@ -184,7 +188,7 @@ def test_a_running_optimizer_can_go_back_to_a_checkpoint():
 
 def test_loading_again_and_again_takes_no_more_memory_for_uploads():
     settings = {"config": config_of("exact"), "mode": "release"}
-    _, saved = uninterrupted(**settings)
+    _, saved = uninterrupted(7, saves=(6,), **settings)
     with closing(Run(**settings)) as run:
         taken = []
         for _ in range(4):
@@ -197,7 +201,7 @@ def test_loading_again_and_again_takes_no_more_memory_for_uploads():
 def test_a_resumed_runs_reports_say_how_late_its_updates_are():
     """Of those that were in flight when it was saved, too."""
     settings = {"config": config_of("exact"), "mode": "release"}
-    _, saved = uninterrupted(**settings)
+    _, saved = uninterrupted(8, saves=(4, 5, 6, 7), **settings)
     for first in (4, 5, 6, 7):
         ages = []
         for start in (0, first):
@@ -214,7 +218,7 @@ def test_a_resumed_runs_reports_say_how_late_its_updates_are():
 @pytest.mark.parametrize("rule", ["exact", "published"])
 def test_the_order_of_loading_model_and_optimizer_does_not_matter(rule):
     settings = {"config": config_of(rule), "mode": "keep"}
-    weights, saved = uninterrupted(**settings)
+    weights, saved = uninterrupted(saves=(5,), **settings)
     with closing(Run(**settings, seed=7)) as run:
         run.schedule.load_state_dict(saved[5][2])
         run.optimizer.load_state_dict(saved[5][1])
@@ -226,7 +230,7 @@ def test_the_order_of_loading_model_and_optimizer_does_not_matter(rule):
 def test_a_step_that_was_taken_before_is_taken_anew_after_loading():
     """What was got ready for it belongs to the weights of before."""
     settings = {"config": config_of("exact"), "mode": "keep"}
-    weights, saved = uninterrupted(**settings)
+    weights, saved = uninterrupted(saves=(2, 5, 6), **settings)
     with closing(Run(**settings, seed=7)) as run:
         for first in (2, 5, 6):
             while run.optimizer._engine.step <= first:  # other steps of the same numbers
@@ -237,7 +241,7 @@ def test_a_step_that_was_taken_before_is_taken_anew_after_loading():
 
 def test_a_checkpoint_written_by_torch_save_resumes_bit_for_bit():
     settings = {"config": config_of("exact"), "mode": "release"}
-    weights, _ = uninterrupted(**settings)
+    weights, _ = uninterrupted(saves=(), **settings)
     file = io.BytesIO()
     with closing(Run(**settings)) as run:
         for step in range(6):
@@ -250,11 +254,17 @@ def test_a_checkpoint_written_by_torch_save_resumes_bit_for_bit():
             assert_equal(run.step(step), weights[step], f"step {step}")
 
 
+EVALUATED = [(torch.float32, "keep"), (torch.float32, "release"), (torch.bfloat16, "release")]
+
+
 @pytest.mark.parametrize(
-    ("dtype", "mode"),
-    [(torch.float32, "keep"), (torch.float32, "release"), (torch.bfloat16, "release")],
+    ("rule", "dtype", "mode"),
+    [
+        pytest.param(rule, *how, marks=() if place % 3 in (0, index) else pytest.mark.slow)
+        for place, rule in enumerate(RULES)
+        for index, how in enumerate(EVALUATED)
+    ],
 )
-@pytest.mark.parametrize("rule", RULES)
 def test_eval_shows_the_true_weights_and_train_goes_back_bit_for_bit(rule, mode, dtype):
     model = GivenGradients([(6, 9), (5,), (3, 4, 2)], dtype)
     groups = [{"params": list(model.parameters()), **STEADY}]

@@ -178,11 +178,11 @@ def test_a_k_without_host_memory_is_refused():
 
 def test_a_checkpoint_with_a_smaller_k_needs_memory_for_it():
     config, log = config_of("exact"), [(2, {"topk_ratio": 0.1})]
-    _, saved = uninterrupted(6, config=config, mode="keep", log=log)
+    _, saved = uninterrupted(6, saves=(5,), config=config, mode="keep", log=log)
     with closing(Run(config, "keep", log=[(2, {"topk_ratio": 0.5})])) as run:
         before = weights_of(run.model)
         with pytest.raises(CheckpointError, match=r"topk_ratio of 0\.1 .* least_topk_ratio"):
-            run.optimizer.load_state_dict(saved[-1][1])
+            run.optimizer.load_state_dict(saved[5][1])
         assert_equal(weights_of(run.model), before)
 
 
@@ -193,8 +193,9 @@ def test_a_checkpoint_with_a_smaller_k_needs_memory_for_it():
 def test_a_run_whose_k_changed_resumes_bit_for_bit_under_other_rules(rule):
     log = [(2, {"topk_ratio": 0.6}), (3, {"topk_ratio": 0.1}), (6, {"topk_ratio": 0.2})]
     settings = {"config": config_of(rule), "mode": "keep", "log": log, "dtype": torch.bfloat16}
-    weights, saved = uninterrupted(**settings)
-    for first in (2, 3, 4, 5, 7):
+    steps = (2, 3, 4, 5, 7)
+    weights, saved = uninterrupted(saves=steps, **settings)
+    for first in steps:
         with closing(Run(**settings, seed=7)) as run:
             run.load(saved[first])
             for step in range(first, len(weights)):
@@ -204,9 +205,10 @@ def test_a_run_whose_k_changed_resumes_bit_for_bit_under_other_rules(rule):
 def test_going_back_to_a_checkpoint_goes_back_to_its_k():
     settings = {"config": config_of("exact"), "mode": "keep"}
     settings["log"] = [(3, {"topk_ratio": 0.6}), (7, {"topk_ratio": 0.1})]
-    weights, saved = uninterrupted(**settings)
+    steps = (10, 5, 0, 7)
+    weights, saved = uninterrupted(saves=steps, **settings)
     with closing(Run(**settings)) as run:
-        for first in (10, 5, 0, 7):
+        for first in steps:
             run.load(saved[first])
             for step in range(first, len(weights)):
                 assert_equal(run.step(step), weights[step], f"back to {first}, step {step}")

@@ -82,7 +82,7 @@ def test_a_compact_state_is_the_full_one_again_once_it_is_loaded(rule, dtype):
 
 def test_a_compact_state_under_eval_keeps_the_weights_of_training():
     settings = {"config": config_of("exact"), "mode": "keep"}
-    weights, _ = uninterrupted(save=False, **settings)
+    weights, _ = uninterrupted(saves=(), **settings)
     with closing(Run(**settings)) as run, closing(Run(**settings, seed=7)) as other:
         for step in range(4):
             run.step(step)
