@@ -191,7 +191,7 @@ def crowds(draw):
     return resources, starts
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(crowd=crowds())
 def test_every_byte_is_moved_once_and_no_faster_than_anything_allows(crowd):
     resources, starts = crowd
@@ -208,7 +208,7 @@ def test_every_byte_is_moved_once_and_no_faster_than_anything_allows(crowd):
         assert end - start >= size / fastest * (1 - 1e-6) - CLOCK
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(crowd=crowds())
 def test_no_rate_could_be_raised_without_lowering_a_smaller_one(crowd):
     resources, starts = crowd
@@ -235,14 +235,14 @@ def test_no_rate_could_be_raised_without_lowering_a_smaller_one(crowd):
         )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(crowd=crowds())
 def test_the_same_flows_end_at_the_same_times(crowd):
     _, starts = crowd
     assert end_times(starts) == end_times(starts)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(crowd=crowds(), moment=st.floats(0.1, 5.0), chosen=st.integers(0, 7))
 def test_stopping_a_flow_and_sending_what_it_had_left_loses_no_byte(crowd, moment, chosen):
     resources, starts = crowd

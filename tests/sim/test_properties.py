@@ -261,7 +261,7 @@ LAWS = (
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(costs=models(), strategy=strategies())
 def test_every_run_obeys_the_laws(costs, strategy):
     found = run(costs, strategy)
@@ -269,7 +269,7 @@ def test_every_run_obeys_the_laws(costs, strategy):
         law(costs, found)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(costs=models(), name=st.sampled_from(["zero_offload", "published_zero_offload"]))
 def test_a_step_in_turn_is_no_shorter_than_its_critical_path(costs, name):
     # Compute, all of the host's update, the upload of everything: each at its rate, undisturbed.
@@ -283,7 +283,7 @@ def test_a_step_in_turn_is_no_shorter_than_its_critical_path(costs, name):
     assert found.step_ends[0] >= least * (1 - 1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(costs=models(), strategy=strategies())
 def test_the_same_inputs_give_the_same_timeline(costs, strategy):
     assert run(costs, strategy).rows == run(costs, strategy).rows
@@ -319,7 +319,7 @@ ONE_GPU = machines(cpu_allowed=False).map(
 NOTHING_SHARED = {"link.duplex": 1.0, "host.dram": 1e18}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     costs=models(ONE_GPU),
     strategy=strategies().filter(keeps_its_plan),
@@ -331,7 +331,7 @@ def test_twice_the_bandwidth_slows_no_step_where_nothing_is_shared(costs, strate
     assert faster <= steady_step(costs, strategy) * (1 + 1e-6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     costs=models(machines(cpu_allowed=False)),
     strategy=strategies().filter(keeps_its_plan),

@@ -101,7 +101,7 @@ def assert_same(found, predicted):
     strategies, factors, st.sampled_from([1.0, 0.75, 0.6]), st.sampled_from([1, 2]),
     st.sampled_from([("qwen2.5-0.5b", 1), ("qwen2.5-0.5b", 16), ("gpt2", 4)]), how_long,
 )  # fmt: skip
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_a_steady_step_is_what_simpy_says(strategy, factors, duplex, accumulation, work, how):
     model, batch = work
     own = costs(machine(factors, duplex), batch, accumulation, model)
@@ -110,7 +110,7 @@ def test_a_steady_step_is_what_simpy_says(strategy, factors, duplex, accumulatio
 
 @needs_c
 @given(strategies, factors, st.sampled_from([1, 2]), st.booleans(), how_long)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=16, deadline=None)
 def test_so_it_is_where_a_cpu_plays_the_device(strategy, factors, accumulation, pinned, how):
     own = costs(machine(factors, 1.0, cpu_machine()), 1, accumulation, "gpt2")
     assert own.hardware.device.is_cpu

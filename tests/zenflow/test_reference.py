@@ -182,7 +182,7 @@ def check_scenario(scenario, mode, dtype=torch.float32, device="cpu"):
 MODES = st.sampled_from(["keep", "release"])
 
 
-@settings(max_examples=45, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(mode=MODES, scenario=scenarios())
 def test_float32_weights_follow_the_reference_step_for_step(mode, scenario):
     check_scenario(scenario, mode)
@@ -199,13 +199,13 @@ def test_columns_come_to_a_host_that_had_none(rule):
     check_scenario(Scenario(config, [(3, 8)], 6, log=log), "keep")
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(mode=MODES, scenario=scenarios())
 def test_bfloat16_weights_are_the_references_up_to_rounding(mode, scenario):
     check_scenario(scenario, mode, torch.bfloat16)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(config=configs(block_elements=None, min_split_elements=1), seed=st.integers(0, 99))
 def test_automatic_blocks_follow_the_reference(config, seed):
     check_scenario(Scenario(config, [(3, 200), (130, 2), (2, 64)], 10, seed=seed), "release")

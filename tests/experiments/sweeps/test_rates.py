@@ -47,7 +47,7 @@ def sweeps(draw, **more):
 
 
 @given(sweeps())
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 def test_points_of_a_grid_are_as_by_themselves(sweep):
     for index, row in all_rows(sweep).items():
         if row["status"] == "invalid":
@@ -68,7 +68,7 @@ def test_points_of_a_grid_are_as_by_themselves(sweep):
 
 
 @given(sweeps())
-@settings(max_examples=16, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_rates_as_arrays_are_each_machines_own(sweep):
     for group in groups_of(sweep, np.arange(sweep.num_points)):
         try:

@@ -38,7 +38,7 @@ def sweeps(draw):
 
 
 @given(sweeps())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_points_are_as_by_themselves(sweep):
     for index, row in all_rows(sweep).items():
         assert row == dict(rows_of(sweep, [index]))[index]

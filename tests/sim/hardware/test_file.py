@@ -55,7 +55,7 @@ def test_every_machine_of_the_table_comes_back(name, path):
     assert read_profile(path) == profile
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     values=st.fixed_dictionaries({name: values_of(name) for name in BASE.quantities()}),
     figure=st.builds(

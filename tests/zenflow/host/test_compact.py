@@ -195,7 +195,7 @@ def test_c_and_torch_give_equal_bits(monkeypatch, dtype, repeats, lead):
         assert_equal(ours, theirs)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(cuts=st.lists(st.integers(1, 12), max_size=4), num_elements=st.integers(1, 200))
 def test_rows_may_be_cut_anywhere(cuts, num_elements):
     whole, cut = (job_of(13, num_elements, 3) for _ in range(2))

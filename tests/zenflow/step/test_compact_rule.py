@@ -57,13 +57,13 @@ def compacted(scenario):
     return dataclasses.replace(scenario, config=config)
 
 
-@settings(max_examples=16, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(mode=MODES, scenario=scenarios())
 def test_weights_follow_the_reference_with_rounding_to_nearest(mode, scenario):
     check(compacted(scenario), mode, is_random=False)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(mode=MODES, scenario=scenarios())
 def test_random_bits_follow_from_parameter_element_and_step(mode, scenario):
     """Where the host has all columns, and its rows so their order."""

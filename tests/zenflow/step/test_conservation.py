@@ -35,7 +35,7 @@ def integer_gradients(shapes, step, seed):
     return grads
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     data=st.data(),
     config=configs(update_rule="exact", overlap_step=True, hysteresis=0.0, min_split_elements=1),

@@ -39,14 +39,14 @@ def check(scenario, mode, device="cpu"):
     found.close()
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(mode=MODES, scenario=scenarios())
 def test_weights_follow_the_reference(mode, scenario):
     scenario.shapes.append(TALL)
     check(short(scenario), mode)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(mode=MODES, scenario=scenarios())
 def test_weights_over_compact_state_follow_the_reference(mode, scenario):
     kind = RoundedCompactReference

@@ -70,7 +70,7 @@ def pack(ring, piece, sent, *waiting):
 SHAPES = st.lists(st.tuples(st.integers(1, 200), st.integers(1, 60)), min_size=1, max_size=6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(shapes=SHAPES, ring_bytes=st.integers(1, 100_000), late=st.integers(0, 3), steps=st.just(3))
 def test_what_arrives_is_the_columns_however_late_copies_are(shapes, ring_bytes, late, steps):
     with pytest.MonkeyPatch.context() as patch:

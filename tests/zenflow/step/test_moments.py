@@ -31,7 +31,7 @@ def moments_of(state, shape):
     return exp_avg.t().reshape(shape), exp_avg_sq.t().reshape(shape), step
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     mode=st.sampled_from(["keep", "release"]),
     data=st.data(),

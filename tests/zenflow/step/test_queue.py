@@ -39,7 +39,7 @@ def runs_of(scenario, mode, depths, dtype=torch.float32):
         yield [*run_engine(dataclasses.replace(scenario, config=config), mode, dtype)]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     scenario=scenarios(),
     mode=st.sampled_from(["keep", "release"]),
@@ -226,7 +226,7 @@ def test_a_step_that_was_broken_off_leaves_no_room_taken_once_a_state_is_loaded(
         assert_all_free(optimizer)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     calls=st.lists(st.tuples(st.booleans(), st.integers(1, 40)), max_size=40),
     size=st.integers(0, 60),

@@ -200,7 +200,7 @@ def test_threads_and_links_change_no_bit(monkeypatch, rule, mode):
 def test_a_long_run_of_tiny_layers_repeats_bit_for_bit():
     config = config_of("S 2")
     runs = [
-        train(lambda: TinyStack(num_layers=20, width=4), config, mode, 60, host_threads=threads)
+        train(lambda: TinyStack(num_layers=20, width=4), config, mode, 40, host_threads=threads)
         for mode, threads in [("keep", 1), ("release", 2), ("release", 3)]
     ]
     for other in runs[1:]:

@@ -68,8 +68,9 @@ def test_a_compact_state_resumes_bit_for_bit_where_knobs_changed(rule, log):
     check(steps, config=config_of(rule), mode="release", log=log)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rule", [name for name in RULES if "published" not in name])
+@pytest.mark.parametrize(
+    ("rule", "dtype"), [case for case in EACH_RULE if "published" not in case.values[0]]
+)
 def test_a_compact_state_is_the_full_one_again_once_it_is_loaded(rule, dtype):
     settings = {"config": config_of(rule), "mode": "keep", "dtype": dtype}
     with closing(Run(**settings)) as run, closing(Run(**settings, seed=7)) as other:
