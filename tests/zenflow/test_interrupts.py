@@ -171,7 +171,10 @@ def break_off(*arguments):
     raise Broken
 
 
-@pytest.mark.parametrize("part", range(30))
+@pytest.mark.parametrize(
+    "part",
+    [pytest.param(part, marks=pytest.mark.slow if part % 2 else ()) for part in range(30)],
+)
 def test_backward_breaks_off_behind_the_gradient_in_which_a_signal_comes(part):
     """As if a hook of the user's, behind the optimizer's, had raised."""
     line = num_lines("release", "backward") * part // 32  # not all have as many lines

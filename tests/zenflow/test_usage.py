@@ -196,8 +196,15 @@ def test_a_weight_shared_between_checkpoints_is_right_or_refused():
         train(model, optimizer)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    ("backend", "mode"),
+    [
+        ("eager", "keep"),
+        ("aot_eager", "release"),
+        *(pytest.param(*case, marks=pytest.mark.slow)
+          for case in (("eager", "release"), ("aot_eager", "keep"))),
+    ],
+)  # fmt: skip
 def test_a_compiled_model_trains_as_the_plain_one(backend, mode):
     results = []
     for compiled in (False, True):
