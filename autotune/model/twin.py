@@ -67,7 +67,7 @@ class Twin:
         >>> from sim.hardware.catalog import find_machine
         >>> from sim.models.table import find_model
         >>> from zenflow.config import ZenFlowConfig
-        >>> workload = Workload.of_config(*find_model("gpt2"))
+        >>> workload = Workload.of_config(*find_model("qwen2.5-1.5b"))
         >>> twin = Twin(workload, find_machine("hgx-h100", 1), ZenFlowConfig())
         >>> knobs = Knobs.of(twin.config)
         >>> usual, slow = twin.forecast(knobs), twin.forecast(knobs, {**NEUTRAL, "d2h": 4.0})
