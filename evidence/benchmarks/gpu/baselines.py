@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,35 +39,43 @@ def _drop(param: Tensor) -> None:
     param.grad = None
 
 
-def fused_steps(
-    model: nn.Module, learning_rate: float, max_norm: float, *, has_masters: bool
-) -> Callable[[], None]:
-    """Return a function that clips, takes a step of torch's fused AdamW, and drops gradients.
+class FusedAdamW:
+    """Torch's fused AdamW on the device, with clipping.
 
-    Args:
-        model: Model in bfloat16.
-        learning_rate: Of AdamW.
-        max_norm: L2 norm that all gradients are clipped to together.
-        has_masters: Whether weights and moments are in float32, 12 bytes a parameter, and the
-            model gets rounded copies; else all has the model's own dtype, 4 bytes.
+    Attributes:
+        masters: Tensors that it steps: the model's parameters, or copies in float32.
+        optimizer: Torch's.
     """
-    params: list[Tensor] = list(model.parameters())
-    masters = [p.detach().float() for p in params] if has_masters else params
-    optimizer = torch.optim.AdamW(masters, lr=learning_rate, fused=True)
 
-    def step() -> None:
-        nn.utils.clip_grad_norm_(params, max_norm)
-        if has_masters:
-            for master, param in zip(masters, params, strict=True):
+    def __init__(
+        self, model: nn.Module, learning_rate: float, max_norm: float, *, has_masters: bool
+    ) -> None:
+        """Take a model's parameters.
+
+        Args:
+            model: Model in bfloat16.
+            learning_rate: Of AdamW.
+            max_norm: L2 norm that all gradients are clipped to together.
+            has_masters: Whether weights and moments are in float32, 12 bytes a parameter, and the
+                model gets rounded copies; else all has the model's own dtype, 4 bytes.
+        """
+        self._params: list[Tensor] = list(model.parameters())
+        self._max_norm, self._has_masters = max_norm, has_masters
+        self.masters = [p.detach().float() for p in self._params] if has_masters else self._params
+        self.optimizer = torch.optim.AdamW(self.masters, lr=learning_rate, fused=True)
+
+    def step(self) -> None:
+        """Clip, take a step, and drop gradients."""
+        nn.utils.clip_grad_norm_(self._params, self._max_norm)
+        if self._has_masters:
+            for master, param in zip(self.masters, self._params, strict=True):
                 master.grad = None if param.grad is None else param.grad.float()
                 param.grad = None
-        optimizer.step()
-        optimizer.zero_grad()
-        if has_masters:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self._has_masters:
             with torch.no_grad():
-                torch._foreach_copy_(params, masters)
-
-    return step
+                torch._foreach_copy_(self._params, self.masters)
 
 
 def fused_baseline(
@@ -85,7 +92,7 @@ def fused_baseline(
     bench.free()
     try:
         model = bench.model()
-        step = fused_steps(model, learning_rate, max_norm, has_masters=has_masters)
+        fused = FusedAdamW(model, learning_rate, max_norm, has_masters=has_masters)
         bench.forget_peak()
         seconds, count = [], bench.options.compute_steps
         for _ in range(1 + _STRETCHES):
@@ -94,7 +101,7 @@ def fused_baseline(
             for number in range(count):
                 loss = bench.loss(model, number)
                 loss.backward()
-                step()
+                fused.step()
             synchronize(bench.device)
             seconds.append((time.perf_counter() - started) / count)
     except torch.OutOfMemoryError:

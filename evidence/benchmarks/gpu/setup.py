@@ -30,6 +30,7 @@ _NUM_BATCHES = 8
 _LOSS_TOKENS = 1024
 """Tokens of a piece, where the loss goes by pieces."""
 
+_SMALL = ModelSize(hidden=256, layers=4, heads=4, ffn=704, tied=False)
 _TINY = ModelSize(hidden=64, layers=2, heads=2, ffn=96, tied=False)
 _EIGHT = ModelSize(hidden=4096, layers=32, heads=32, ffn=14_336, tied=False)
 MODELS: Mapping[str, DecoderConfig] = {
@@ -38,6 +39,7 @@ MODELS: Mapping[str, DecoderConfig] = {
         ("1b", ModelSize(hidden=2048, layers=18, heads=16, ffn=5632, tied=False), VOCAB, None),
         ("3b", ModelSize(hidden=3072, layers=26, heads=24, ffn=8192, tied=False), VOCAB, None),
         ("8b", _EIGHT, 128_256, 8),  # the shapes of Llama-3.1-8B
+        ("3m", _SMALL, NUM_BYTE_TOKENS, None),
         ("tiny", _TINY, NUM_BYTE_TOKENS, None),
         ("tiny-grouped", _TINY, NUM_BYTE_TOKENS, 1),
     )
@@ -112,7 +114,13 @@ class Bench:
     """A cell's data, and where it runs."""
 
     def __init__(
-        self, cell: Cell, options: argparse.Namespace, seconds: float, *, end: float
+        self,
+        cell: Cell,
+        options: argparse.Namespace,
+        seconds: float,
+        *,
+        end: float,
+        device: str | None = None,
     ) -> None:
         """Put the cell's batches on the device.
 
@@ -121,11 +129,12 @@ class Bench:
             options: Of the command.
             seconds: For all runs of the cell together.
             end: When the whole series must be over, on the monotonic clock.
+            device: Place of model and batches; without one the first GPU, a CPU if all is tiny.
         """
         self.end = end
         self.cell = cell
         self.options = options
-        self.device = torch.device("cpu" if options.smoke else "cuda:0")
+        self.device = torch.device(device or ("cpu" if options.smoke else "cuda:0"))
         self._config = MODELS[cell.model]
         self.batches = [batch.to(self.device) for batch in _real_text(cell)]
         self.tokens = cell.batch * cell.sequence

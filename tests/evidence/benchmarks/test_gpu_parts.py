@@ -9,7 +9,7 @@ from torch import nn
 
 from evidence.benchmarks.gpu import device_pass, finetune, given
 from evidence.benchmarks.gpu import setup as gpu_setup
-from evidence.benchmarks.gpu.baselines import compute_seconds, fused_steps
+from evidence.benchmarks.gpu.baselines import FusedAdamW, compute_seconds
 from evidence.benchmarks.gpu.pretrained import Tokens
 from evidence.benchmarks.gpu.setup import MODELS, SERIES, Bench
 from evidence.benchmarks.gpu.training import Pauses, num_steps
@@ -183,13 +183,13 @@ def test_torch_s_adamw_with_float32_masters_takes_float32_steps():
     low = nn.Linear(8, 4, bias=False).to(torch.bfloat16)
     exact = nn.Linear(8, 4, bias=False)
     exact.weight.data.copy_(low.weight.data)
-    step = fused_steps(low, 1e-2, 1.0, has_masters=True)
+    fused = FusedAdamW(low, 1e-2, 1.0, has_masters=True)
     optimizer = torch.optim.AdamW(exact.parameters(), lr=1e-2)
     for number in range(5):
         grad = torch.randn(4, 8, generator=torch.Generator().manual_seed(number)) / 64
         low.weight.grad = grad.to(torch.bfloat16)
         exact.weight.grad = low.weight.grad.float()
-        step()
+        fused.step()
         optimizer.step()
         assert low.weight.grad is None
     torch.testing.assert_close(low.weight, exact.weight.to(torch.bfloat16))

@@ -1,0 +1,1 @@
+"""Other optimizers on the model, weights, batches and clip norm of our own benchmark."""
