@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from evidence.benchmarks.gpu.loan import __main__ as loan
 from evidence.benchmarks.gpu.loan import bring, calls, records
 from evidence.benchmarks.gpu.loan import run as loan_run
 from evidence.benchmarks.gpu.loan.calls import CALLS, PREDICTED, Part
+from evidence.benchmarks.gpu.peers import engines as peers
 from evidence.pages.gpu import read_suite
 from experiments.output.files import write_json
 from tests.starts import environment
@@ -274,6 +276,7 @@ def test_a_wheel_that_was_carried_is_installed_offline(tmp_path, monkeypatch):
         archive.writestr(f"{facts}/RECORD", "")
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PATH", os.environ["PATH"])
     assert bring.missing_of(["carried_thing", "json"]) == ["carried_thing"]
     assert bring.install(wheel.parent, tmp_path / "kept") == ""
     assert bring.missing_of(["carried_thing"]) == []
@@ -289,6 +292,9 @@ def test_the_plan_says_what_to_carry_and_what_to_type(capsys):
     for number in CALLS:
         assert f"python3 -m evidence.benchmarks.gpu.loan {number} --out $OUT" in said
     assert "pip download --no-deps -d runs/loan/wheels simpy gguf" in said
+    packages = {each.package for each in peers.ENGINES.values()} - {"torch", "zenflow"}
+    for package in packages:
+        assert re.search(rf"pip (download|wheel) --no-deps -[dw] runs/loan/[45] .*{package}", said)
 
 
 def test_the_commit_of_a_copy_without_a_repository_is_the_one_that_is_told(monkeypatch):

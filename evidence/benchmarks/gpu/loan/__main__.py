@@ -40,7 +40,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--out", type=Path, default=Path("runs/gpu_loan"), help="for records.tar.gz, table.txt")
     add("--seconds", type=float, default=_SECONDS, help="for all parts together")
     add("--parts", nargs="+", metavar="PART", help="these only")
-    add("--carried", type=Path, help=f"tokens, pieces of a model (default: {bring.CARRIED}/N)")
+    add("--carried", type=Path, help=f"tokens, a model, wheels (default: {bring.CARRIED}/N)")
     add("--wheels", type=Path, default=bring.CARRIED / bring.WHEELS, help="to install, offline")
     add("--commit", help="of this tree, where git can't tell")
     add("--smoke", action="store_true", help="tiny, on the CPU: tests the script")
@@ -56,8 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end = time.monotonic()
     options = parse(arguments)
     end += options.seconds
-    if wrong := bring.install(options.wheels):
-        print(wrong, flush=True)
+    for folder in (options.wheels, options.carried or bring.CARRIED / options.call):
+        if wrong := bring.install(folder):
+            print(wrong, flush=True)
     if options.call == "plan":
         from experiments.output.commit import commit
 

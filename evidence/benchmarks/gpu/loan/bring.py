@@ -17,6 +17,13 @@ CARRIED = Path("runs/loan")
 KEPT = Path(tempfile.gettempdir()) / "zenflow-loan"
 """Folder where the files of one call wait for the next: the tree itself is copied anew."""
 MODEL, TOKENS, WHEELS = "model.gguf", "tokens.npz", "wheels"
+PEERS = (
+    "torchao", "flashoptim", "hjson", "einops", "msgpack", "ninja", "py-cpuinfo", "pydantic",
+    "pydantic-core", "annotated-types", "typing-inspection",
+)  # fmt: skip
+"""Other optimizers, and what DeepSpeed needs that a machine with transformers may lack."""
+LARGE_PEER = "bitsandbytes"
+"""Optimizer of 43 MB: too large beside the others, it travels with the call before theirs."""
 _HALF = 48_000_000
 """Bytes of the model's first piece: what travels in a call is limited to 64 MiB."""
 
@@ -42,11 +49,12 @@ def install(wheels: Path, kept: Path = KEPT) -> str:
         )  # fmt: skip
         if done.returncode:
             return f"wheels of {wheels} not installed: {done.stderr.strip()[-300:]}"
-    if target.is_dir():
+    if target.is_dir() and str(target) not in sys.path:
         sys.path.append(str(target))
         paths = [os.environ.get("PYTHONPATH"), str(target)]
         os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-        importlib.invalidate_caches()
+        os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", ""), str(target / "bin")])
+    importlib.invalidate_caches()
     return ""
 
 
@@ -57,7 +65,7 @@ def take_along(carried: Path, kept: Path = KEPT) -> None:
     """
     kept.mkdir(parents=True, exist_ok=True)
     for path in sorted(carried.glob("*")):
-        if path.is_file():
+        if path.is_file() and path.suffix != ".whl":
             shutil.copyfile(path, kept / path.name)
     for first in kept.glob("*.1of*"):
         name, _, count = first.name.rpartition(".1of")
@@ -83,17 +91,23 @@ def build_kernel() -> str:
 
 def plan(calls: Iterable[int], needed: Sequence[str], commit: str | None) -> str:
     """Return the files to carry and the command to type."""
-    wheels, first, second = CARRIED / WHEELS, CARRIED / "1", CARRIED / "2"
+    wheels = CARRIED / WHEELS
+    first, second, fourth, fifth = (CARRIED / number for number in "1245")
     lines = [
         "Before, where there is a network (GGUF, FOLDER and TEXTS are yours):",
-        f"    mkdir -p {wheels} {first} {second}",
+        f"    mkdir -p {wheels} {first} {second} {fourth} {fifth}",
         f"    pip download --no-deps -d {wheels} {' '.join(needed)}",
+        f"    pip download --no-deps -d {fourth} {LARGE_PEER}",
+        f"    pip download --no-deps -d {fifth} {' '.join(PEERS)}",
+        f"    DS_BUILD_OPS=0 pip wheel --no-deps -w {fifth} deepspeed",
         f"    python3 -m evidence.benchmarks.gpu.finetune --prepare {first / TOKENS} "
         "--model FOLDER --data TEXTS",
         f"    head -c {_HALF} GGUF > {first / MODEL}.1of2",
         f"    tail -c +{_HALF + 1} GGUF > {second / MODEL}.2of2",
         "Carry with each call, of what git ignores: "
         f"{wheels}, and with call N {CARRIED}/N where there is one.",
+        "Wheels of call 4 stay for call 5, which measures other optimizers; without wheels "
+        "these are rows that say so.",
         "Type, one after another (1, 3 and 2 tell most):",
     ]
     named = "" if commit is None else f" --commit {commit}"

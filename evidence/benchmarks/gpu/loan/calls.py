@@ -105,6 +105,11 @@ def _calibrate(place: Place) -> list[str]:
     return [*command, "--out", str(place.out / "profile.json")]
 
 
+def _peers(place: Place) -> list[str]:
+    limit = f"{max(_MARGIN, place.seconds - _MARGIN):.0f}"
+    return _module("evidence.benchmarks.gpu.peers", place, "--limit", limit)
+
+
 def _finetune(place: Place) -> list[str]:
     model, tokens = str(place.kept / MODEL), str(place.kept / TOKENS)
     files = [] if place.is_smoke else ["--model", model, "--tokens", tokens]
@@ -179,7 +184,7 @@ CALLS: Mapping[int, tuple[Part, ...]] = {
             host_gib=40,
         ),
     ),
-    5: (Part(name="peers", limit=420, command=_benchmark("peers"), host_gib=40),),
+    5: (Part(name="peers", limit=420, command=_peers, host_gib=64),),
 }
 """Parts of each call, in order. What tells most comes first."""
 
