@@ -62,6 +62,7 @@ SENTENCES = Elsewhere("tests/evidence/studies/test_sst2.py")
 RANKS = Elsewhere("tests/experiments/training/parts/test_launched.py")
 TRACED = Elsewhere("tests/sim/traced/test_cpu_trace.py")
 LOAN = Elsewhere("tests/evidence/benchmarks/test_gpu_loan.py")
+PEERS = Elsewhere("tests/evidence/benchmarks/test_gpu_peers.py")
 NOTEBOOKS = Elsewhere("tests/test_notebooks.py")
 EXAMPLES = Elsewhere("tests/zenflow/integrations/test_example.py")
 LINES = {
@@ -183,6 +184,7 @@ LINES = {
         "python3 -m evidence.benchmarks.gpu.loan 1 --out runs/call1": LOAN,
         "python -m evidence.benchmarks.gpu.keep runs/call1/records.tar.gz "
         "runs/call2/records.tar.gz": LOAN,
+        "python -m evidence.benchmarks.gpu.peers": PEERS,
     },
     "notebooks/README.md": {
         'pip install -e ".[notebooks]"': NOTEBOOKS,
