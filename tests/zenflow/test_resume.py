@@ -119,8 +119,18 @@ def check_resume(settings, steps=range(9)):
                 assert_equal(run.step(step), weights[step], what)
 
 
-@pytest.mark.parametrize("mode", ["keep", "release"])
-@pytest.mark.parametrize("rule", RULES)
+def each_rule(rules, modes=("keep", "release")):
+    """Return cases: the default in both modes, and the other rules in turn; the rest is slow."""
+    return [
+        pytest.param(
+            rule, mode, marks=() if rule == "exact" or place % 2 == index else pytest.mark.slow
+        )
+        for place, rule in enumerate(rules)
+        for index, mode in enumerate(modes)
+    ]
+
+
+@pytest.mark.parametrize(("rule", "mode"), each_rule(RULES))
 def test_a_checkpoint_of_any_step_resumes_bit_for_bit(rule, mode):
     # Both modes have the same state: each step of the default is tried in one of them.
     steps = (0, 2, 3, 5, 6, 8) if mode == "release" else (1, 4, 7)

@@ -312,7 +312,16 @@ def tokens_of(item):
     return setup.batch_size * setup.sequence * setup.accumulation
 
 
-@pytest.mark.parametrize("item", BLIND, ids=lambda item: item.label)
+WITH_ALTERNATIVES = [item for item in BLIND if item.alternatives]
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        pytest.param(item, marks=pytest.mark.slow if place % 3 else (), id=item.label)
+        for place, item in enumerate(WITH_ALTERNATIVES)
+    ],
+)
 def test_an_alternative_is_another_set_up_and_moves_the_prediction(item, usual):
     for alternative in item.alternatives:
         setup = alternative.setup or item.setup

@@ -11,7 +11,7 @@ import torch.distributed.checkpoint as dcp
 
 from tests.models import GivenGradients, OddShapes, TinyStack, assert_equal, closing, weights_of
 from tests.zenflow.runs import MODES
-from tests.zenflow.test_resume import NUM_STEPS, Run, config_of, uninterrupted
+from tests.zenflow.test_resume import NUM_STEPS, Run, config_of, each_rule, uninterrupted
 from zenflow import CheckpointError, ConfigError, ZenFlowAdamW, ZenFlowConfig
 from zenflow.host.compact import CompactState
 
@@ -42,8 +42,7 @@ RULES = (
 )
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("rule", "mode"), each_rule(RULES))
 def test_a_checkpoint_of_any_step_resumes_bit_for_bit(rule, mode):
     steps = (0, 2, 3, 6) if mode == "release" else (1, 4, 7)
     if rule != "exact":
