@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from sim.fitting.fit import AbstractFit
 from sim.fitting.marquardt import Array, least_errors
 from sim.hardware.components import Device
 from sim.hardware.quantity import RANGES, Quantity
@@ -58,7 +59,7 @@ class ComputeTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceFit:
+class DeviceFit(AbstractFit):
     """A fitted device, and how well it tells the measurements. See `fit_device`."""
 
     device: Device
@@ -67,16 +68,6 @@ class DeviceFit:
     """Relative error of each pass: predicted over measured minus 1."""
     factors: Mapping[str, float] = field(default_factory=dict)
     """Each fitted constant over the one that it started from."""
-
-    @property
-    def median_error(self) -> float:
-        """Median absolute relative error."""
-        return float(np.median([abs(error) for error in self.residuals.values()]))
-
-    @property
-    def worst_error(self) -> float:
-        """Largest absolute relative error."""
-        return max(abs(error) for error in self.residuals.values())
 
 
 def fit_device(device: Device, times: Sequence[ComputeTimes]) -> DeviceFit:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -32,17 +33,13 @@ class Sample:
     """Name of the measurement, for tables."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """Fitted constants, and the error of each measurement that they leave.
+class AbstractFit(ABC):
+    """A fit with the errors that it leaves. See `fit_constants`."""
 
-    See `fit_constants`.
-    """
+    __slots__ = ()
 
-    constants: Mapping[str, float]
-    """Seconds of each constant; 0 where the measurements show none."""
     residuals: Mapping[str, float]
-    """Relative error of each sample: predicted over measured minus 1."""
+    """Relative error of each measurement: predicted over measured minus 1."""
 
     @property
     def median_error(self) -> float:
@@ -53,6 +50,19 @@ class Fit:
     def worst_error(self) -> float:
         """Largest absolute relative error."""
         return max(abs(error) for error in self.residuals.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Fit(AbstractFit):
+    """Fitted constants, and the error of each measurement that they leave.
+
+    See `fit_constants`.
+    """
+
+    constants: Mapping[str, float]
+    """Seconds of each constant; 0 where the measurements show none."""
+    residuals: Mapping[str, float]
+    """Relative error of each sample: predicted over measured minus 1."""
 
     def rate(self, name: str, most: float) -> float:
         """Return units per second; ``most`` where the constant is too small to be seen."""
