@@ -96,7 +96,8 @@ def fit_device(device: Device, times: Sequence[ComputeTimes]) -> DeviceFit:
     """
     if device.is_cpu:
         raise ConfigError(f"{device.name} is a CPU: fit sums of constants to its passes")
-    measured = [seconds for own in times for seconds in (own.forward, own.backward or 1.0)]
+    measured = [own.forward for own in times]
+    measured += [own.backward for own in times if own.backward is not None]
     if not measured or min(measured) <= 0:
         raise ConfigError("a fit needs passes, each of more than 0 s: measure longer")
     names = [name for name in _FITTED if getattr(device, name) is not None]

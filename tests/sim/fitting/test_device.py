@@ -85,8 +85,9 @@ def test_passes_that_say_nothing_are_refused():
     with pytest.raises(ConfigError, match="measure longer"):
         fit_device(H100, [])
     (time,) = times_on(H100, SHAPES[:1])
-    with pytest.raises(ConfigError, match="measure longer"):
-        fit_device(H100, [replace(time, forward=0.0)])
+    for nothing in ({"forward": 0.0}, {"backward": 0.0}):
+        with pytest.raises(ConfigError, match="measure longer"):
+            fit_device(H100, [replace(time, **nothing)])
     with pytest.raises(ConfigError, match="is a CPU"):
         fit_device(generic_cpu(2, 1e9).device, [time])
 
