@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from zenflow.report import MemoryPlan, StepReport, WindowNorms
     from zenflow.surface.lr_schedule import deepspeed_lr_scheduler
     from zenflow.surface.shared_controller import SharedController
+    from zenflow.surface.stream_weights import stream_weights
     from zenflow.trace.timeline import LANES, Span, Timeline, compare
 
 __version__ = "0.1.0"
@@ -72,6 +73,7 @@ __all__ = [
     "compare",
     "deepspeed_lr_scheduler",
     "read_deepspeed",
+    "stream_weights",
 ]
 
 _HOMES: dict[str, tuple[str, ...]] = {
@@ -99,6 +101,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "zenflow.lanes.copies": ("PacedLink",),
     "zenflow.surface.lr_schedule": ("deepspeed_lr_scheduler",),
     "zenflow.surface.shared_controller": ("SharedController",),
+    "zenflow.surface.stream_weights": ("stream_weights",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

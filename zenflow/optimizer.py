@@ -640,10 +640,10 @@ class ZenFlowAdamW(torch.optim.Optimizer):
             ValueError: The optimizer was made without an emulated link.
         """
         engine = self._running
-        if engine.d2h.bytes_per_second is None:
+        if engine.d2h.paced is None or engine.h2d.paced is None:
             raise ValueError("only an emulated link can be changed: make the optimizer with one")
-        engine.d2h.bytes_per_second = link.d2h_bytes_per_second
-        engine.h2d.bytes_per_second = link.h2d_bytes_per_second
+        engine.d2h.paced.bytes_per_second = link.d2h_bytes_per_second
+        engine.h2d.paced.bytes_per_second = link.h2d_bytes_per_second
 
     # ---- ending -----------------------------------------------------------------------------
 

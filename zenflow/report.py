@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-STALL_CAUSES: tuple[str, ...] = ("d2h", "host", "h2d", "select")
-"""Causes of a wait: gradient copies, the host's update, uploads, a selection."""
+STALL_CAUSES: tuple[str, ...] = ("d2h", "host", "h2d", "select", "weights")
+"""Causes of a wait: gradient copies, the host's update, uploads, a selection, streamed weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,12 @@ class StepReport:
 
     It then waited for the host's launches, which is no stall. 0 on a CPU."""
 
+    weights_d2h_bytes: int = 0
+    """Number of bytes of ``d2h_bytes`` that are streamed weights, or sums of their gradients."""
+
+    weights_h2d_bytes: int = 0
+    """Number of bytes of ``h2d_bytes`` that are streamed weights, or sums of their gradients."""
+
     windows: tuple[WindowNorms, ...] = ()
     """Norms of open windows' gradients by age, ascending; only where the controller asks."""
 
@@ -120,7 +126,8 @@ class StepReport:
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> StepReport:
         """Return the report that ``to_dict`` gave, through JSON too."""
-        known = {"starved": 0, **record}  # which earlier reports lack
+        added = ("starved", "weights_d2h_bytes", "weights_h2d_bytes")
+        known = {**dict.fromkeys(added, 0), **record}  # which earlier reports lack
         values = {item.name: known[item.name] for item in fields(cls)}
         curve = values["energy_curve"]
         values["learning_rates"] = tuple(values["learning_rates"])
@@ -143,7 +150,7 @@ class MemoryPlan:
     """Number of elements in split parameters, whose columns device and host share."""
 
     model_bytes: int
-    """Bytes of the trainable parameters as the model holds them."""
+    """Bytes of the trainable parameters on the device, with room for the layers that visit it."""
 
     host_bytes: int
     """Bytes allocated on the host, ``pinned_bytes`` included."""
@@ -164,6 +171,9 @@ class MemoryPlan:
     device_step_bytes: int
     """Bytes that a step takes on the device for a while, beside its gradients: important columns
     of them, float32 gradients of whole tensors, and the update's temporaries."""
+
+    home_bytes: int = 0
+    """Bytes of ``pinned_bytes`` in which streamed weights live, and sums of their gradients."""
 
     host_threads: int = field(default=0, compare=False)
     """Number of threads that work on the host's rows; 0 in a plan without an optimizer."""
@@ -215,6 +225,8 @@ class MemoryPlan:
             ("host", self.host_bytes, f"{self.host_bytes_per_param:.2f} B per parameter"),
             ("  pinned", self.pinned_bytes, waiting),
         ]
+        if self.home_bytes:
+            rows.append(("  weights", self.home_bytes, "streamed; part of what is pinned"))
         table = [(name, readable(size), note) for name, size, note in rows]
         if self.host_threads:
             table.append(("  threads", str(self.host_threads), self._place_of_threads()))

@@ -6,6 +6,8 @@ that one step costs a few kernels per column length and not a few per parameter.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +17,7 @@ from torch.optim.adamw import adamw as torch_adamw
 from zenflow.columns.local import is_sharded, local_of
 from zenflow.device.kernels.base import ColumnState
 from zenflow.rule.adamw import Hyper
+from zenflow.streaming.page import Page, page_of
 
 
 @dataclass(slots=True, eq=False)
@@ -69,10 +72,33 @@ class NamedParam:
     """Index of the parameter group."""
     is_sharded: bool = field(init=False)
     """Whether the parameter's rows are spread over ranks."""
+    page: Page | None = field(init=False)
+    """Page with which the parameter visits the device; None for one that stays there."""
 
     def __post_init__(self) -> None:
-        """Find out once whether the parameter is sharded: every step needs to know."""
+        """Find out once what every step needs to know."""
         self.is_sharded = is_sharded(self.param)
+        self.page = page_of(self.param)
+
+    @property
+    def device(self) -> torch.device:
+        """Device that computes with the parameter."""
+        if self.page is None:
+            return self.param.device
+        return self.page.stream.device.torch_device
+
+    @contextmanager
+    def held(self, *, changes: bool = False) -> Iterator[None]:
+        """Have the parameter on its device inside of a `with` block.
+
+        Args:
+            changes: Whether the block, or what it launches, writes to the parameter.
+        """
+        if self.page is None:
+            yield
+        else:
+            with self.page.held(changes=changes):
+                yield
 
     @property
     def data(self) -> Tensor:

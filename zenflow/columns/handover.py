@@ -134,6 +134,7 @@ class _There:
 def _move(swaps: Sequence[Swap], leaving: Sequence[MovingColumns], shares: HostShares) -> None:
     """Bring the banks' rows to the host's, and put the leaving ones in their place."""
     device = swaps[0].block.columns.scores.device
+    _write_newer(swap.block.split for swap in swaps)
     sent = iter(
         _send([t for s in swaps for t in (s.rows, s.ranks, s.to_device, s.to_host)], device)
     )
@@ -160,6 +161,14 @@ def _move(swaps: Sequence[Swap], leaving: Sequence[MovingColumns], shares: HostS
         split.note_owners()
 
 
+def _write_newer(splits: Iterable[SplitParam]) -> None:
+    """Let streamed weights have their banks' rows, while these are still theirs."""
+    for split in splits:
+        if split.page is not None and split.page.home_is_stale:
+            with split.held(changes=True):  # so that it goes home
+                pass
+
+
 def _rename(block: Block, there: _There, place: Tensor) -> None:
     """Update a block's column indices after a swap, and write the new weights on the device.
 
@@ -170,9 +179,10 @@ def _rename(block: Block, there: _There, place: Tensor) -> None:
     """
     block.deferred_columns[there.rows] = there.to_host
     block.important_columns[there.ranks] = there.to_device
-    weight_OI = block.split.weight()
     masters_NO = block.split.bank.master[place]
-    weight_OI.index_copy_(1, there.to_device, masters_NO.t().to(weight_OI))
+    with block.split.held(changes=True):
+        weight_OI = block.split.weight()
+        weight_OI.index_copy_(1, there.to_device, masters_NO.t().to(weight_OI))
 
 
 def _fetch(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -257,6 +267,7 @@ def resize(layout: Layout, topk_ratio: float, hysteresis: float) -> None:
         topk_ratio: New ratio in (0, 1), at least the layout's `least_topk_ratio`.
         hysteresis: Share by which a newcomer must exceed the column it replaces.
     """
+    _write_newer(layout.splits)
     shapes = {
         block.index: replace(
             block.shape, num_important=important_count(topk_ratio, block.shape.num_columns)
@@ -310,9 +321,10 @@ def _resize_param(
     split.share_out()
     split.note_owners()
     leaving = moves.leave.target.to(device)
-    weight_OI = split.weight()
-    fresh_OL = bank.master[first + leaving].t().to(weight_OI)
-    weight_OI.index_copy_(1, split.important_columns[leaving], fresh_OL)
+    with split.held(changes=True):
+        weight_OI = split.weight()
+        fresh_OL = bank.master[first + leaving].t().to(weight_OI)
+        weight_OI.index_copy_(1, split.important_columns[leaving], fresh_OL)
 
 
 def _move_rows(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
@@ -16,6 +17,7 @@ from zenflow.device.base import Gather
 from zenflow.device.kernels.base import HostColumns
 from zenflow.rule.blocks import BlockShape
 from zenflow.rule.sizes import pieces
+from zenflow.streaming.page import Page
 
 
 @dataclass(slots=True, eq=False)
@@ -217,11 +219,17 @@ class SplitParam(NamedParam):
 
     def show_important(self) -> None:
         """Write the important columns' masters into the device's weights."""
+        with self.held(changes=True):
+            self.write_important()
+
+    def write_important(self) -> None:
+        """Do as `show_important`, to weights that are on the device."""
         fresh_OK = self.important_masters.t().to(self.param.dtype)
         self.weight().index_copy_(1, self.important_columns, fresh_OK)
 
     def weight(self) -> Tensor:
-        """Return the device's weights as an (O, I) view."""
+        """Return the device's weights as an (O, I) view; streamed ones have to be `held`."""
+        assert self.page is None or self.page.is_here, "the weights are at home"
         data = self.data
         return data if data.ndim == 2 else data.view(self.num_rows, self.num_columns)
 
@@ -240,6 +248,15 @@ class Bucket:
     """Vectors over the columns of these parameters: views of the layout's."""
     rows: RowVectors
     """Vectors over the rows of these parameters: views of the layout's."""
+
+    @property
+    def page(self) -> Page | None:
+        """Page that all of these parameters are on; None where they stay on the device."""
+        return self.splits[0].page
+
+    def held(self, *, changes: bool) -> AbstractContextManager[None]:
+        """Have the parameters on the device inside of a `with` block, as `NamedParam.held`."""
+        return self.splits[0].held(changes=changes)
 
 
 def by_bucket(blocks: Iterable[Block]) -> dict[int, list[Block]]:
@@ -282,6 +299,14 @@ class Layout:
     """Ranks whose hosts share the work on the parameters' rows."""
     version: int = 0
     """Count of the times that tensors were replaced."""
+    pages: dict[Page, list[SplitParam]] = field(default_factory=dict)
+    """Parameters of each page, in registration order; empty where no weight is streamed."""
+
+    def __post_init__(self) -> None:
+        """Find each page's parameters once: every bucket asks for them."""
+        for split in self.splits:
+            if split.page is not None:
+                self.pages.setdefault(split.page, []).append(split)
 
     @property
     def gather(self) -> Gather | None:

@@ -87,6 +87,7 @@ def build_layout(
         topk_ratio=config.topk_ratio,
         update_interval=largest_interval,
         block_elements=config.block_elements,
+        pages=[-1 if named.page is None else named.page.index for named in to_split],
     )
     most_deferred = _deferred_columns(shapes, len(to_split), least_topk_ratio)
     parts = [shares.part_of(named) for named in to_split]
@@ -316,6 +317,11 @@ def _share_evenly(block: Block) -> None:
 @torch.no_grad()
 def fill_masters(split: SplitParam) -> None:
     """Copy the weights into all masters."""
+    with split.held():
+        _fill_masters(split)
+
+
+def _fill_masters(split: SplitParam) -> None:
     weight_IO, masters_KO = split.weight().t(), split.important_masters
     for part in pieces(len(masters_KO), masters_KO[:1].nbytes):
         masters_KO[part] = weight_IO[split.important_columns[part]]

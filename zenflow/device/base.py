@@ -59,7 +59,8 @@ def gathered_together(
 class AbstractDevice(ABC):
     """Operations of a device that the engine needs.
 
-    `pack`, `send` and `unpack` run on the copy lanes' threads, the rest on the training thread.
+    `pack`, `transfer` and `unpack` run on the copy lanes' threads, the rest on the training
+    thread.
     """
 
     is_synchronous: bool
@@ -80,7 +81,7 @@ class AbstractDevice(ABC):
         """Prepare the calling thread for work on this device; its first call.
 
         Args:
-            lane: "d2h" or "h2d" of a thread that only copies in that direction.
+            lane: Name of the lane of a thread that only copies in one direction.
         """
 
     @abstractmethod
@@ -106,12 +107,37 @@ class AbstractDevice(ABC):
         """
 
     @abstractmethod
-    def send(self, jobs: list[tuple[Tensor, Tensor]], after: Any) -> DeviceSpan | None:
-        """Copy packed columns from the gradient ring to the host once `after` has passed.
+    def open_lane(self, lane: str) -> None:
+        """Prepare for a further copy lane, beside "d2h" and "h2d", before its thread starts."""
+
+    @abstractmethod
+    def transfer(
+        self, lane: str, jobs: Sequence[tuple[Tensor, Tensor]], after: Any
+    ) -> DeviceSpan | None:
+        """Copy contiguous memory between device and host on a lane, once `after` has passed.
 
         Args:
-            jobs: (packed columns (D, O), host buffer (D, O)) each.
-            after: A mark of the compute that packs.
+            lane: Name of the lane, whose thread calls.
+            jobs: (source, target) each, of one shape and dtype.
+            after: A mark of the compute that has used the memory before; None for none.
+        """
+
+    @abstractmethod
+    def keep(self, tensors: Sequence[Tensor], lane: str) -> None:
+        """Keep compute's memory from being used again before a lane has done its present work."""
+
+    @abstractmethod
+    def resize(self, memory: Tensor, num_bytes: int, lane: str, after: Any) -> None:
+        """Give a tensor's storage so many bytes of device memory in place of those that it has.
+
+        The memory is a lane's: nothing but what the lane copies to gets it again.
+
+        Args:
+            memory: A tensor with a storage of its own. Views of it stay views of it.
+            num_bytes: Bytes of the whole storage, or 0. All copies from and to it are over.
+            lane: Name of the lane.
+            after: A mark of the last compute that has used the memory; the lane's later copies
+                wait for it.
         """
 
     @abstractmethod

@@ -48,10 +48,20 @@ class CpuDevice(AbstractDevice):
         for grad_OI, columns, host_DO in jobs:
             self.kernels.pack(grad_OI, columns, host_DO)
 
-    def send(self, jobs: list[tuple[Tensor, Tensor]], after: Any) -> None:
-        """Copy packed columns."""
-        for packed_DO, host_DO in jobs:
-            host_DO.copy_(packed_DO)
+    def open_lane(self, lane: str) -> None:
+        """Do nothing: a lane is its thread."""
+
+    def transfer(self, lane: str, jobs: Sequence[tuple[Tensor, Tensor]], after: Any) -> None:
+        """Copy."""
+        for source, target in jobs:
+            target.copy_(source)
+
+    def keep(self, tensors: Sequence[Tensor], lane: str) -> None:
+        """Do nothing: work is over when it returns."""
+
+    def resize(self, memory: Tensor, num_bytes: int, lane: str, after: Any) -> None:
+        """Resize the storage."""
+        memory.untyped_storage().resize_(num_bytes)
 
     def unpack(
         self, arrivals: Sequence[Arrival], after: Any, gather: Gather | None = None

@@ -28,7 +28,7 @@ from zenflow.lanes.completion import Completion
 
 
 class CudaDevice(AbstractDevice):
-    """A CUDA device with one stream for each direction of copies."""
+    """A CUDA device with one stream for each copy lane."""
 
     is_synchronous = False
     has_ring = True
@@ -100,15 +100,35 @@ class CudaDevice(AbstractDevice):
                 self._runtime.keep(grad_OI, stream)
             return start, self._enclose(stream)
 
-    def send(self, jobs: list[tuple[Tensor, Tensor]], after: Any) -> DeviceSpan:
-        """Send on the d2h stream; the ring's memory stays until this has passed."""
-        stream = self._streams["d2h"]
+    def open_lane(self, lane: str) -> None:
+        """Make the lane's stream."""
+        self._streams[lane] = self._runtime.new_stream()
+
+    def transfer(self, lane: str, jobs: Sequence[tuple[Tensor, Tensor]], after: Any) -> DeviceSpan:
+        """Copy on the lane's stream; the memory stays until this has passed."""
+        stream = self._streams[lane]
         with self._on(stream):
-            self._runtime.wait(stream, after)
+            if after is not None:
+                self._runtime.wait(stream, after)
             start = self._enclose(stream)
-            for packed_DO, host_DO in jobs:
-                host_DO.copy_(packed_DO, non_blocking=True)
+            for source, target in jobs:
+                target.copy_(source, non_blocking=True)
             return start, self._enclose(stream)
+
+    def keep(self, tensors: Sequence[Tensor], lane: str) -> None:
+        """Tell the allocator of the lane's stream."""
+        for tensor in tensors:
+            self._runtime.keep(tensor, self._streams[lane])
+
+    def resize(self, memory: Tensor, num_bytes: int, lane: str, after: Any) -> None:
+        """Resize the storage in the caching allocator's pool of the lane's stream.
+
+        Compute allocates from another pool, so that the memory is never cut up.
+        """
+        stream = self._streams[lane]
+        self._runtime.wait(stream, after)
+        with self._on(stream):
+            self._runtime.resize(memory, num_bytes)
 
     def unpack(
         self, arrivals: Sequence[Arrival], after: Any, gather: Gather | None = None

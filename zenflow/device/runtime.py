@@ -94,6 +94,10 @@ class CudaRuntime:
         """Return memory of the GPU."""
         return torch.empty(size, dtype=dtype, device=self.device)
 
+    def resize(self, memory: Tensor, num_bytes: int) -> None:
+        """Give a tensor's storage so many bytes, from the current stream's pool, or take all."""
+        memory.untyped_storage().resize_(num_bytes)
+
     def register(self, slab: Tensor) -> int:
         """Pin memory where it is; return CUDA's error code, 0 for success."""
         with torch.cuda.device(self.device):  # else a context is made on GPU 0

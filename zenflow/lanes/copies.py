@@ -46,6 +46,33 @@ class PacedLink:
                 )
 
 
+class PacedDirection:
+    """One direction of an emulated link; lanes that share the direction share its bandwidth.
+
+    The link carries one copy after another, in the order in which the copies begin.
+    """
+
+    def __init__(self, bytes_per_second: float) -> None:
+        """Start with a free link of so many bytes per second."""
+        self.bytes_per_second = bytes_per_second
+        self._free = 0.0
+        self._lock = threading.Lock()
+
+    def carry(self, started: float, num_bytes: int) -> None:
+        """Sleep until the link would have carried the bytes of a copy.
+
+        Args:
+            started: Begin of the copy, in seconds of `time.perf_counter`.
+            num_bytes: Number of bytes.
+        """
+        with self._lock:
+            # A copy that begins while the link still carries another waits for that one's end.
+            self._free = max(self._free, started) + num_bytes / self.bytes_per_second
+            remaining = self._free - time.perf_counter()
+        if remaining > 0:
+            time.sleep(remaining)
+
+
 @dataclass(slots=True)
 class Copy:
     """One job of a lane."""
@@ -76,28 +103,27 @@ class CopyLane:
         span_name: str,
         recorder: Recorder,
         *,
-        bytes_per_second: float | None,
+        paced: PacedDirection | None = None,
         wait_timeout: float,
         enter_thread: Callable[[str | None], None],
     ) -> None:
         """Make a lane without a thread.
 
         Args:
-            name: "d2h" or "h2d".
+            name: One of `zenflow.trace.span.LANES`.
             span_name: Name of its copies in a timeline.
             recorder: Keeps their spans.
-            bytes_per_second: Bandwidth of an emulated link; None does not pace the lane.
+            paced: Direction of an emulated link that carries them; None does not pace the lane.
             wait_timeout: Seconds after which a wait is an error.
             enter_thread: Called first by each of its threads, with the name by the one that
                 copies.
         """
         self.name = name
         self._span_name = span_name
-        self._recorder = recorder
-        self.bytes_per_second = bytes_per_second
+        self.recorder = recorder
+        self.paced = paced
         self._wait_timeout = wait_timeout
         self._enter_thread = enter_thread
-        self._link_free = 0.0
         self.last = already_done()
         """Completion of the last copy that was queued. All earlier copies are done when it is."""
         self._jobs: queue.SimpleQueue[Copy | None] = queue.SimpleQueue()
@@ -129,10 +155,10 @@ class CopyLane:
             completion.wait_done(self._wait_timeout)
         started = time.perf_counter()
         events = copy.run()
-        if self.bytes_per_second is not None:
-            self._pace(started, copy.num_bytes)
+        if self.paced is not None:
+            self.paced.carry(started, copy.num_bytes)
         start, end = events or (started, time.perf_counter())
-        self._recorder.add(self.name, self._span_name, start, end, copy.step, copy.num_bytes)
+        self.recorder.add(self.name, self._span_name, start, end, copy.step, copy.num_bytes)
         if events is None:
             copy.completion.mark_done()
         else:
@@ -162,15 +188,6 @@ class CopyLane:
                 launched.fail(error)
             else:
                 launched.mark_done()
-
-    def _pace(self, started: float, num_bytes: int) -> None:
-        """Sleep until the emulated link would have carried the bytes."""
-        assert self.bytes_per_second is not None
-        # A copy that begins while the link still carries another waits for that one's end.
-        self._link_free = max(self._link_free, started) + num_bytes / self.bytes_per_second
-        remaining = self._link_free - time.perf_counter()
-        if remaining > 0:
-            time.sleep(remaining)
 
     def close(self) -> None:
         """End the thread after the copies queued before."""

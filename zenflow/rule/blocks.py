@@ -88,6 +88,7 @@ def partition(
     topk_ratio: float,
     update_interval: int,
     block_elements: int | None,
+    pages: Sequence[int] | None = None,
 ) -> list[BlockShape]:
     """Cut matrices into blocks, last matrix first: the order in which backward finishes them.
 
@@ -97,11 +98,13 @@ def partition(
         update_interval: S, the number of steps that the blocks are divided over.
         block_elements: Largest number of elements in a block; None for total / (8 S), with at
             least 64 columns and 2^15 elements a block.
+        pages: Page of each matrix, or another number for one that stays on the device: a bucket
+            has matrices of one page. None where all stay.
     """
     total = sum(rows * columns for rows, columns in shapes)
     cap = block_elements or max(1, math.ceil(total / (BLOCKS_PER_STEP * update_interval)))
     sizes = [rows * columns for rows, columns in shapes]
-    buckets = filled_in_order(sizes, MAX_BUCKET_ELEMENTS)
+    buckets = filled_in_order(sizes, MAX_BUCKET_ELEMENTS, pages)
     cohorts = filled_in_order(sizes, MAX_COHORT_ELEMENTS)
     blocks = []
     for matrix in reversed(range(len(shapes))):
@@ -128,7 +131,9 @@ def partition(
     return blocks
 
 
-def filled_in_order(sizes: Sequence[int], most: int) -> list[int]:
+def filled_in_order(
+    sizes: Sequence[int], most: int, pages: Sequence[int] | None = None
+) -> list[int]:
     """Return each matrix's bucket or cohort, numbered in backward order.
 
     Neighbours join a bucket until it has `most` elements, or a 32nd of a smaller model.
@@ -136,17 +141,18 @@ def filled_in_order(sizes: Sequence[int], most: int) -> list[int]:
     Args:
         sizes: Elements of each split parameter, in registration order.
         most: Number of elements at which a bucket is full in any model.
+        pages: A number for each matrix; only neighbours with one number join.
 
     >>> filled_in_order([1 << 14, 1 << 13, 1 << 13], 1 << 18)
     [1, 0, 0]
     """
     enough = min(most, max(LEAST_FULL, sum(sizes) // BUCKETS_AT_LEAST))
     places: list[int] = []
-    place, filled = -1, enough
-    for size in reversed(sizes):
-        if filled >= enough:
+    place, filled, last = -1, enough, None
+    for size, page in zip(reversed(sizes), reversed(pages or [0] * len(sizes)), strict=True):
+        if filled >= enough or page != last:
             place += 1
-            filled = 0
+            filled, last = 0, page
         places.append(place)
         filled += size
     return places[::-1]

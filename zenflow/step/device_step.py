@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from zenflow.columns.device_rows import Resident, update_residents
-from zenflow.columns.layout import Layout
+from zenflow.columns.layout import Layout, SplitParam
 from zenflow.columns.local import local_of
 from zenflow.device.base import AbstractDevice, HostValues
 from zenflow.device.kernels.base import DeviceKernels, Member
@@ -158,9 +158,21 @@ def update_device(
         runs = [present] if present and is_whole else [[split] for split in present]
         for run in runs:
             matrices = [
-                Member(split.weight(), split.important_columns, gradients.important[split])
+                Member(_weight(split), split.important_columns, gradients.important[split])
                 for split in run
             ]
             state = bank.part(run[0].bank_first, run[-1].bank_last)
             factor = measured.factor if measured.is_scaling else None
             kernels.update(state, matrices, hypers[bank.group], factor)
+
+
+def _weight(split: SplitParam) -> Tensor | None:
+    """Return where the step's important columns are written; None for a streamed weight.
+
+    Its page may be away, and gets them at its next visit.
+    """
+    if split.page is None:
+        return split.weight()
+    if split.important_columns.numel():
+        split.page.home_is_stale = split.page.room_is_stale = True
+    return None

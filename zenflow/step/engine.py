@@ -28,7 +28,7 @@ from zenflow.device.stalls import StallClock
 from zenflow.host.pool import HostPool
 from zenflow.host.process import OwnProcess
 from zenflow.lanes.completion import unique, wait_all
-from zenflow.lanes.copies import CopyLane
+from zenflow.lanes.copies import CopyLane, PacedDirection
 from zenflow.lanes.host_worker import HostWorker
 from zenflow.rule.adamw import Hyper
 from zenflow.rule.calendar import WindowCalendar
@@ -46,6 +46,7 @@ from zenflow.step.reporter import Reporter, check_finite
 from zenflow.step.same_gradients import SameGradients
 from zenflow.step.step import Step
 from zenflow.step.uploads import UploadGate
+from zenflow.streaming.stream import WeightStream
 from zenflow.trace.recorder import Recorder
 from zenflow.trace.timeline import Timeline
 
@@ -75,6 +76,7 @@ class Engine:
         hypers: Callable[[], Sequence[Hyper]],
         largest_interval: int,
         ending: ExitStack,
+        stream: WeightStream | None = None,
     ) -> None:
         """Start lanes and host threads.
 
@@ -87,6 +89,7 @@ class Engine:
             hypers: Function that returns AdamW's present settings of each parameter group.
             largest_interval: Largest S to allocate for.
             ending: Gets a callback to end each thread, so that all end if a later start fails.
+            stream: Stream of the weights that visit the device; None where all stay there.
         """
         self.layout = layout
         self.config = config
@@ -107,8 +110,21 @@ class Engine:
         self.reporter = Reporter(device, self.stalls)
         # The lanes end last: a copy may wait for a host task, which fails when the worker ends.
         link, wait_timeout = options.link, options.wait_timeout
-        self.h2d = self._lane("h2d", "params", link.h2d_bytes_per_second if link else None)
-        self.d2h = self._lane("d2h", "grads", link.d2h_bytes_per_second if link else None)
+        h2d = PacedDirection(link.h2d_bytes_per_second) if link else None
+        d2h = PacedDirection(link.d2h_bytes_per_second) if link else None
+        self.h2d, self.d2h = self._lane("h2d", "params", h2d), self._lane("d2h", "grads", d2h)
+        self.stream = stream
+        if stream is not None:
+            stream.work_for(
+                self.recorder,
+                partial(self.stalls.waiting, "weights"),
+                up=h2d,
+                down=d2h,
+                newer={
+                    page: partial(_write_important, splits)
+                    for page, splits in layout.pages.items()
+                },
+            )
         self._start_host(options.host_threads or 1, largest_interval)
         memories = [layout.slabs.staging, *self.schedule.tasks.pools]
         self.training = TrainingWeights(layout.splits, memories)
@@ -177,12 +193,12 @@ class Engine:
             self.options.wait_timeout,
         )
 
-    def _lane(self, name: str, span_name: str, bytes_per_second: float | None) -> CopyLane:
+    def _lane(self, name: str, span_name: str, paced: PacedDirection | None) -> CopyLane:
         lane = CopyLane(
             name,
             span_name,
             self.recorder,
-            bytes_per_second=bytes_per_second,
+            paced=paced,
             wait_timeout=self.options.wait_timeout,
             enter_thread=self.device.enter_thread,
         )
@@ -287,10 +303,11 @@ class Engine:
 
     def show_true(self, split: SplitParam) -> None:
         """Write a drained parameter's masters into its deferred columns on the device."""
-        for columns, rows in split.host_pieces():
-            arrival = Arrival(rows.weights(split.param.dtype), columns, split.weight())
-            self.device.unpack([arrival], self.device.mark(), self.layout.gather)
-            self.device.synchronize()  # the values are read until then
+        with split.held(changes=True):
+            for columns, rows in split.host_pieces():
+                arrival = Arrival(rows.weights(split.param.dtype), columns, split.weight())
+                self.device.unpack([arrival], self.device.mark(), self.layout.gather)
+                self.device.synchronize()  # the values are read until then
 
     def finish_step(self, max_norm: float | None) -> None:
         """Turn the gradients that came in into one step of the rule, by the settings of `use`.
@@ -335,10 +352,13 @@ class Engine:
         topk_ratio = self.layout.topk_ratio  # the host's part may change it
         probed = self.probes.read(list(gradients.important), self.calendar.next_due, number)
         landed = self._run_host(step)
-        self.reporter.note(step, landed, self.calendar.knobs, topk_ratio, *probed)
+        moved = (0, 0) if self.stream is None else self.stream.take_bytes()
+        self.reporter.note(step, landed, self.calendar.knobs, topk_ratio, *probed, moved)
         self.recorder.forget_before(number)
         self.abandon_step()
         self.step = number
+        if self.stream is not None:
+            self.stream.end_step(number)
         self.decisions.ask(number, self.reporter.report)
         self.probes.follow()
 
@@ -353,16 +373,27 @@ class Engine:
             with self.stalls.waiting("select"):
                 self.schedule.select(step, selecting)
         if step.lag == 0:
-            self.gate.start_uploads(self.layout.blocks, self.device.mark(), step.number)
+            self._start_all_uploads(step.number)
             at_once = self.gate.take_landings(step.number)
             self.gate.wait(at_once)
             landed += at_once
         return landed
 
+    def _start_all_uploads(self, step: int) -> None:
+        """Queue all uploads that land in a step whose backward is over."""
+        staying = [b for b in self.layout.blocks if b.split.page is None]
+        self.gate.start_uploads(staying, self.device.mark(), step)
+        for page, splits in reversed(self.layout.pages.items()):
+            blocks = [block for split in reversed(splits) for block in split.blocks]
+            if self.gate.awaited(blocks, step):
+                with page.held(changes=True):
+                    self.gate.start_uploads(blocks, self.device.mark(), step)
+                page.stream.send_home(page)
+
     @property
     def timeline(self) -> Timeline:
         """Spans of the last steps; on a GPU this waits for their events."""
-        emulated = self.d2h.bytes_per_second is not None
+        emulated = self.d2h.paced is not None
         device = str(self.device.torch_device)
         return self.recorder.timeline(
             {
@@ -398,3 +429,8 @@ class Engine:
         """
         if self.process.is_here:
             self._ending.close()
+
+
+def _write_important(splits: Sequence[SplitParam]) -> None:
+    for split in splits:
+        split.write_important()

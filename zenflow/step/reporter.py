@@ -43,6 +43,7 @@ class Reporter:
         topk_ratio: float,
         ages: list[int],
         curve: HostValues | None,
+        weights: tuple[int, int] = (0, 0),
     ) -> None:
         """Note a step's facts at its end, and finish the report of the step before.
 
@@ -53,15 +54,18 @@ class Reporter:
             topk_ratio: Ratio of the layout during the step.
             ages: Number of gradients in each block's window, of `ControllerProbes.read`.
             curve: Values of the energy curve, of `ControllerProbes.read`; None in a step without.
+            weights: Bytes of streamed weights that have come, and gone home, since the last step.
         """
         self.resolve()
         start, end = self._end_of_step, self._device.timing_mark()
         known = partial(
             StepReport,
             step=step.number,
-            d2h_bytes=step.gradients.num_bytes,
+            d2h_bytes=step.gradients.num_bytes + weights[1],
+            h2d_bytes=sum(update.values.nbytes for update in landed) + weights[0],
+            weights_d2h_bytes=weights[1],
+            weights_h2d_bytes=weights[0],
             starved=step.gradients.starved,
-            h2d_bytes=sum(update.values.nbytes for update in landed),
             staleness=max((step.number - update.opened for update in landed), default=0),
             update_interval=knobs.update_interval,
             lag=step.lag,

@@ -149,6 +149,7 @@ class UploadGate:
             return  # most buckets of most steps
         uploaded = Completion(f"the upload of step {step} (h2d)")
         arrivals, leases = [], []
+        pages = {block.split.page: None for block, *_ in parts}
         for block, low, high, late in parts:
             update = self.in_flight.of(block)
             assert update is not None
@@ -163,7 +164,11 @@ class UploadGate:
         self.lane.submit(
             Copy(
                 run=lambda: self.device.unpack(arrivals, mark, self.gather),
-                after=take(uploaded, reads=[*leases, *late_memory]),
+                after=take(
+                    uploaded,
+                    reads=[*leases, *late_memory],
+                    fills=[page.lease for page in pages if page is not None],
+                ),
                 completion=uploaded,
                 num_bytes=sum(arrival.values.nbytes for arrival in arrivals),
                 step=step,

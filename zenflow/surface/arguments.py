@@ -61,7 +61,10 @@ def named_params(param_groups: Sequence[dict[str, Any]]) -> list[NamedParam]:
                     "param.to_dense()"
                 )
             item = NamedParam(param, name, group_index)
-            other = storages.setdefault(item.data.untyped_storage().data_ptr(), item)
+            # Weights of one page have one storage at home.
+            own = item.data if item.page is None else item.page.room_of(param)
+            key = own.untyped_storage().data_ptr() if item.page is None else id(param)
+            other = storages.setdefault(key, item)
             if other.param is param and other is not item:
                 raise ValueError(f"{name} is {other.name} again: give each parameter once")
             if other is not item and item.data.numel():
@@ -184,7 +187,7 @@ def common_device(named: Sequence[NamedParam]) -> torch.device:
         raise ValueError(
             "there is no trainable parameter: set requires_grad before the optimizer is made"
         )
-    devices = {item.param.device for item in named}
+    devices = {item.device for item in named}
     if len(devices) != 1:
         raise ValueError(
             f"all trainable parameters must be on one device, got {sorted(map(str, devices))}: "

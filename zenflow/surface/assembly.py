@@ -35,6 +35,7 @@ from zenflow.surface.arguments import (
     least_topk_ratio_for,
     named_params,
 )
+from zenflow.surface.streamed import check_streamed, stream_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -77,6 +78,9 @@ def start_engine(
     sharing = shards.group or shares.group
     _check_ranks(controller, releases=options.releases and sharing is None)
     own = _shared_settings(named, param_groups, config, controller)
+    stream = stream_of(named)
+    if stream is not None:
+        check_streamed(named, config, options, is_shared=sharing is not None)
     device = bind(where, options.wait_timeout)
     device.kernels = kernels_for(options.kernels, where, device.kernels)
     check_same(sharing, {**settings, **own, "kernels": device.kernels.name})
@@ -88,6 +92,9 @@ def start_engine(
     largest = max(config.update_interval, deciding.largest_interval or 0)
     ending = ExitStack()
     ending.callback(device.close)  # memory that stays pinned can't be pinned by the next attempt
+    if stream is not None:
+        ending.callback(stream.stop_training)
+        stream.start_training()
     try:
         layout = build_layout(
             named,
@@ -107,6 +114,7 @@ def start_engine(
             hypers=lambda: [Hyper.of(group) for group in param_groups],
             largest_interval=_longest_window(largest, deciding),
             ending=ending,
+            stream=stream,
         )
         deciding.attach(engine)
     except BaseException as error:

@@ -18,6 +18,7 @@ from zenflow.step.engine import Engine
 from zenflow.step.gradients.ownership import is_own
 from zenflow.step.gradients.released import ReleasedGradient, is_released
 from zenflow.surface.arguments import made_for_inference
+from zenflow.surface.gradient_sums import GradientSums
 
 _log = logging.getLogger(__name__)
 
@@ -59,11 +60,17 @@ class GradientSource:
         # One for each parameter, used at every step: making one costs as much as some operations.
         self._released: dict[SplitParam | Resident, Tensor] = {}
         self._make_released(places)
+        self.sums: GradientSums | None = None
+        if engine.stream is not None:
+            self.sums = engine.stream.sums = GradientSums(
+                *(engine.stream, engine.layout.pages, self._released, self._note_swap),
+                wait_timeout=engine.options.wait_timeout,
+            )
 
     def _make_released(self, places: Sequence[SplitParam | Resident]) -> None:
         if self.releases:
             self._released |= {
-                p: spread(ReleasedGradient(p.data, p.name), RowSpread.of(p.param), 0)
+                p: spread(ReleasedGradient(_there(p), p.name), RowSpread.of(p.param), 0)
                 for p in places
             }
 
@@ -122,6 +129,10 @@ class GradientSource:
         if self._accumulation_steps > 1:
             self._restart_if_replaced(place)
         if not self._is_last_arrival(place):
+            if place.page is not None and self.sums is not None:
+                assert isinstance(place, SplitParam)
+                with torch.no_grad():
+                    self.sums.came(place)
             return
         if not torch.is_grad_enabled():  # as in any backward without create_graph
             self._take(place)
@@ -155,6 +166,11 @@ class GradientSource:
             self._arrivals[place] = -1
         else:
             self._sums[place] = _Identity(grad)
+
+    def _note_swap(self, place: SplitParam) -> None:
+        """Take the tensor that is in `.grad` now for the sum of the micro-batches so far."""
+        assert place.param.grad is not None
+        self._sums[place] = _Identity(place.param.grad)
 
     def expect_passes(self, count: int) -> None:
         """Let gradients leave in the last of `count` backward passes, from the next one on.
@@ -216,8 +232,22 @@ class GradientSource:
     def take_rest(self) -> None:
         """Take the gradients left in `.grad`: keep mode's, or those that a micro-batch missed."""
         for place in reversed(self._places):
-            self._take(place)
+            if place.page is None:
+                self._take(place)
+            elif self._has_left_over(place):
+                with place.held():
+                    if self.sums is not None:
+                        self.sums.restore(place.page)
+                    self._take(place)
         self._engine.measure_rest()
+
+    def _has_left_over(self, place: SplitParam | Resident) -> bool:
+        """Whether a streamed parameter has a gradient that backward has not taken."""
+        assert place.page is not None
+        if self.sums is not None and self.sums.has_home(place.page):
+            return True
+        grad = place.param.grad
+        return grad is not None and not is_released(grad, is_sharded=False)
 
     def warn_of_nothing(self) -> None:
         """Log a warning, once, of a step in which no parameter has a gradient."""
@@ -234,7 +264,7 @@ class GradientSource:
         for place in self._places:
             if place.param.is_inference():  # has no version
                 raise RuntimeError(made_for_inference(place.name))
-        return [(p.param._version, p.data.data_ptr(), p.param.dtype) for p in self._places]
+        return [(p.param._version, _address(p), p.param.dtype) for p in self._places]
 
     def count_change(self) -> None:
         """Tell autograd that weights have changed: a backward through an old graph then fails."""
@@ -264,7 +294,7 @@ class GradientSource:
                     f"{place.name} was cast from {dtype} to {place.param.dtype} after the "
                     "optimizer was made: cast the model first, then make the optimizer"
                 )
-            if place.param.device != device:
+            if place.device != device:
                 raise RuntimeError(
                     f"{place.name} was moved from {device} to {place.param.device} after the "
                     "optimizer was made: move the model first, then make the optimizer"
@@ -329,6 +359,8 @@ class GradientSource:
     def abandon(self) -> None:
         """Drop the gradients that were taken, without a wait: the engine may have failed."""
         self._engine.abandon_step()
+        if self.sums is not None:
+            self.sums.forget()
         self.restart_count()
         self._left.clear()
         self._averages.clear()
@@ -348,6 +380,18 @@ class GradientSource:
         for handle in self._hooks:
             handle.remove()
         self._hooks.clear()
+
+
+def _there(place: SplitParam | Resident) -> Tensor:
+    """Return a tensor like the parameter on its device, which may have no memory."""
+    return place.data if place.page is None else place.page.room_of(place.param)
+
+
+def _address(place: SplitParam | Resident) -> int:
+    """Return a number that differs after somebody has set the parameter's `.data`."""
+    if place.page is not None and place.page.shows(place.param):
+        return id(place.page)
+    return place.data.data_ptr()
 
 
 class _Identity:

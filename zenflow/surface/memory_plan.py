@@ -47,21 +47,35 @@ def plan_memory(engine: Engine) -> MemoryPlan:
     ring_bytes = 2 * largest if engine.ring is None else engine.ring.num_bytes
     cores = bound_cores()
     on_host = [layout.slabs.num_bytes, tasks.host_bytes, upload_bytes, step_bytes]
-    on_host.append(engine.training.own_bytes)
+    homes, visiting = _streamed_bytes(engine)
+    on_host += [engine.training.own_bytes, homes]
     return MemoryPlan(
         num_params=sum(param.numel() for param in params),
         split_params=split_params,
-        model_bytes=sum(param.nbytes for param in params),
+        model_bytes=sum(p.data.nbytes for p in layout.places if p.page is None) + visiting,
         host_bytes=sum(on_host),
-        pinned_bytes=layout.slabs.pinned_bytes + tasks.pinned_bytes + upload_bytes,
+        pinned_bytes=layout.slabs.pinned_bytes + tasks.pinned_bytes + upload_bytes + homes,
         queue_depth=tasks.depth if isinstance(tasks, ExactTasks) else 1,
         device_extra_bytes=sum(tensor.nbytes for tensor in on_device) + sketch_bytes + fresh_bytes,
         device_ring_bytes=ring_bytes + _gathered_bytes(engine),
         device_step_bytes=_step_bytes(layout),
+        home_bytes=homes,
         host_threads=engine.host_threads,
         host_cores=cores,
         host_nodes=tuple(numa_nodes(cores)),
     )
+
+
+def _streamed_bytes(engine: Engine) -> tuple[int, int]:
+    """Return the bytes of streamed weights at home, with their sums, and in the device's slots."""
+    if engine.stream is None:
+        return 0, 0
+    pages = engine.stream.pages
+    homes = sum(page.num_bytes for page in pages)
+    if engine.options.accumulation_steps > 1:
+        homes += sum(s.param.nbytes for splits in engine.layout.pages.values() for s in splits)
+    largest = sorted((page.num_bytes for page in pages), reverse=True)
+    return homes, sum(largest[: engine.stream.slots])
 
 
 def _gathered_bytes(engine: Engine) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -44,12 +45,13 @@ class Weights:
         engine = self._engine
         engine.drain()
         device = engine.device
-        jobs = [
-            (s.part.of(s.weight()), columns, values)
-            for s in engine.layout.splits
-            for columns, values in engine.training.pieces_of(s)
-        ]
-        device.pack(jobs, device.mark())
+        for split in engine.layout.splits:
+            with split.held():
+                own = split.part.of(split.weight())
+                device.pack([(own, *job) for job in engine.training.pieces_of(split)],
+                            device.mark())  # fmt: skip
+                if split.page is not None:  # the page may leave then
+                    device.synchronize()
         device.synchronize()
 
     @torch.no_grad()
@@ -63,6 +65,8 @@ class Weights:
         self.stash()
         for split in self._engine.layout.splits:
             self._engine.show_true(split)
+        if self._engine.stream is not None:
+            self._engine.stream.rest()
         self._life.now = Life.SHOWN
         self._source.count_change()
 
@@ -72,6 +76,7 @@ class Weights:
         Raises:
             RuntimeError: Somebody has changed the true weights meanwhile.
         """
+        self.go_on()
         if self._source.are_changed and self.are_there():
             self._source.accept_weights()  # swapped for an average, say, and back
         self._source.check_untouched()
@@ -84,13 +89,14 @@ class Weights:
     def restore(self) -> None:
         """Write the weights of training into the device's deferred columns."""
         device, training = self._engine.device, self._engine.training
-        arrivals = [
-            Arrival(values, columns, split.weight())
-            for split in self._engine.layout.splits
-            for columns, values in training.pieces_of(split)
-        ]
-        device.unpack(arrivals, device.mark(), self._engine.layout.gather)
-        device.synchronize()
+        for split in self._engine.layout.splits:
+            with split.held(changes=True):
+                arrivals = [
+                    Arrival(values, columns, split.weight())
+                    for columns, values in training.pieces_of(split)
+                ]
+                device.unpack(arrivals, device.mark(), self._engine.layout.gather)
+                device.synchronize()
 
     # ---- weights that a program loads -------------------------------------------------------
 
@@ -102,7 +108,13 @@ class Weights:
         take_weights(self._engine)
         if self._life.now is Life.SHOWN:
             self._life.now = Life.TRAINING
+        self.go_on()
         self._source.accept_weights()
+
+    def go_on(self) -> None:
+        """Let streamed weights stay on the device after their use again."""
+        if self._engine.stream is not None:
+            self._engine.stream.keeps = True
 
     def settle(self) -> None:
         """Begin to train, with a look at weights that were loaded before or behind a state.
@@ -158,10 +170,8 @@ class Weights:
         copy. So a write to a whole parameter is found.
         """
         for split in self._engine.layout.splits:
-            masters, weight_IO = split.important_masters, split.weight().t()
-            for part in pieces(len(masters), masters[:1].nbytes):
-                if not _are_shown(masters[part], weight_IO[split.important_columns[part]]):
-                    return split
+            if len(split.important_columns) and not _has_own(split):
+                return split
         for resident in self._engine.layout.residents:
             if resident.has_master and not _are_shown(resident.master, resident.data):
                 return resident
@@ -171,25 +181,39 @@ class Weights:
     def are_there(self) -> bool:
         """Whether all weights are the masters, bit for bit; a resident may be its own master."""
         return self.first_foreign() is None and all(
-            _are_shown(rows.weights(split.param.dtype), _rows_of(split, columns))
+            _have(split, ((c, rows.weights(split.param.dtype)) for c, rows in split.host_pieces()))
             for split in self._engine.layout.splits
-            for columns, rows in split.host_pieces()
         )
 
     @torch.no_grad()
     def are_of_training(self) -> bool:
         """Whether deferred weights equal those of training that a loaded state has brought."""
         return all(
-            _are_shown(values, _rows_of(split, columns))
+            _have(split, self._engine.training.pieces_of(split))
             for split in self._engine.layout.splits
-            for columns, values in self._engine.training.pieces_of(split)
         )
 
 
-def _rows_of(split: SplitParam, columns: HostColumns) -> Tensor:
-    """Return the device's weights of some of the host's rows, (D, O)."""
-    own_IO, indices = columns.turned(split.part.of(split.weight()))
-    return own_IO[indices]
+@torch.no_grad()
+def _has_own(split: SplitParam) -> bool:
+    """Whether the device's important columns are the masters."""
+    with split.held():
+        masters, weight_IO = split.important_masters, split.weight().t()
+        return all(
+            _are_shown(masters[part], weight_IO[split.important_columns[part]])
+            for part in pieces(len(masters), masters[:1].nbytes)
+        )
+
+
+@torch.no_grad()
+def _have(split: SplitParam, values: Iterable[tuple[HostColumns, Tensor]]) -> bool:
+    """Whether the device's deferred columns have some values, (D, O) for each of their pieces."""
+    with split.held():
+        for columns, values_DO in values:
+            own_IO, indices = columns.turned(split.part.of(split.weight()))
+            if not _are_shown(values_DO, own_IO[indices]):
+                return False
+    return True
 
 
 def _are_shown(masters: Tensor, weights: Tensor) -> bool:

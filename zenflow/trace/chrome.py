@@ -48,6 +48,12 @@ _TRACKS = {
     "device": _Track(DEVICE_PID, 7, "kernel", "stream 7 compute"),
     "d2h": _Track(DEVICE_PID, 20, "gpu_memcpy", "stream 20 d2h", "Memcpy DtoH (Device -> Pinned)"),
     "h2d": _Track(DEVICE_PID, 21, "gpu_memcpy", "stream 21 h2d", "Memcpy HtoD (Pinned -> Device)"),
+    "weights d2h": _Track(
+        DEVICE_PID, 22, "gpu_memcpy", "stream 22 weights d2h", "Memcpy DtoH (Device -> Pinned)"
+    ),
+    "weights h2d": _Track(
+        DEVICE_PID, 23, "gpu_memcpy", "stream 23 weights h2d", "Memcpy HtoD (Pinned -> Device)"
+    ),
     "host": _Track(HOST_PID, 1, "cpu_op", "host update"),
 }
 _STALL_TRACK = _Track(HOST_PID, _STEP_THREAD, "user_annotation", "training loop")

@@ -9,6 +9,7 @@ lane       span names
 device     forward, backward, step, stall:<cause>
 d2h        grads
 h2d        params
+weights *  weights (streamed), to the host (d2h) or the device (h2d)
 host       accumulate, adam
 =========  ====================================================
 """

@@ -72,7 +72,7 @@ def main():
             "add squares": (source.add_squares, launched.SQUARES, {"HAS_ROWS": True}),
             "add parts": (source.add_parts, launched.PARTS, {}),
             "gather": (source.gather, launched.GATHERED, {}),
-            "adamw": (source.adamw, launched.STEPPED, {"HAS_FACTOR": True}),
+            "adamw": (source.adamw, launched.STEPPED, {"HAS_FACTOR": True, "WRITES": True}),
         }  # fmt: skip
         for name, (kernel, tile, constants) in cases.items():
             ptx = ptx_of(kernel, tile, dtype, capability, **constants)

@@ -10,8 +10,9 @@ from tests.zenflow.decisions import decisions
 from tests.zenflow.races.checker import Checker, replaced
 from tests.zenflow.races.edges import edges
 from tests.zenflow.races.runtime import CheckedRuntime
-from zenflow import LoggedDecisions, ZenFlowAdamW, ZenFlowConfig
+from zenflow import LoggedDecisions, ZenFlowAdamW, ZenFlowConfig, stream_weights
 from zenflow.device.cuda import CudaDevice
+from zenflow.streaming.page import page_of
 from zenflow.surface import assembly
 
 COMMON = {
@@ -66,12 +67,17 @@ class Training:
         log=None,
         views=False,
         rewrites=False,
+        streamed=None,
         **settings,
     ):
         self.checker, self.mode = checker, mode
         self.model = model or TinyStack(num_layers=3)
+        self.stream = None
+        if streamed is not None:
+            self.stream = stream_weights(self.model, CheckedRuntime.device, **streamed)
         for param in self.model.parameters():
-            checker.on_device(param.data)
+            if page_of(param) is None:
+                checker.on_device(param.data)
         config = ZenFlowConfig(**{**COMMON, **changes})
         if mode == "release":
             settings |= {"offload_gradients": mode, "max_grad_norm": LIMIT}
@@ -98,7 +104,9 @@ class Training:
 
     def loss(self, step):
         drawn = torch.randn(4, 6, generator=torch.Generator().manual_seed(step))
-        x = self.checker.on_device(drawn.to(next(self.model.parameters()).dtype))
+        dtype = next(self.model.parameters()).dtype
+        x = drawn if drawn.dtype == dtype else drawn.to(dtype=dtype)
+        self.checker.on_device(x)
         return (self.model(x) - x).square().mean()
 
     def step(self, step):
@@ -126,4 +134,6 @@ def races(mode, changes, *, steps=12, then=lambda training, step: None, first=Fa
                     break
         finally:
             training.optimizer.close()
+            if training.stream is not None:
+                training.stream.close()
     return checker.races

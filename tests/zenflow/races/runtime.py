@@ -57,6 +57,15 @@ class CheckedRuntime:
     def empty(self, size, dtype):
         return self._checker.on_device(torch.empty(size, dtype=dtype))
 
+    def resize(self, memory, num_bytes):
+        storage, stream = memory.untyped_storage(), self._checker.stream
+        with LOCK:
+            stream.launch(self._checker.thread)
+            self._checker.memory.end(storage.data_ptr())
+            storage.resize_(num_bytes)
+            if num_bytes:
+                self._checker.memory.shadow(memory, on_device=True, stream=stream, is_new=True)
+
     def register(self, slab):
         return 0
 

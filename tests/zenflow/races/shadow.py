@@ -96,6 +96,11 @@ class Memory:
         for key in [key for key, shadow in self._shared.items() if shadow.ref.expired()]:
             self._end(key)
 
+    def end(self, key):
+        """Look at memory that is being freed; the key is its address."""
+        if key in self._shadows:
+            self._end(key)
+
     def _end(self, key):
         shadow = self._shadows.pop(key)
         self._shared.pop(key, None)

@@ -40,6 +40,10 @@ def at_once(old):
     return lambda self, jobs, after, *rest: old(self, jobs, NoOrder(), *rest)
 
 
+def sent_at_once(old):
+    return lambda self, lane, jobs, after: old(self, lane, jobs, NoOrder())
+
+
 def needing_nothing(lane):
     def make(old):
         def submit(self, copy):
@@ -170,7 +174,7 @@ class Mutant:
 SELECTING = {"update_interval": 3, "select_interval": 1}
 MUTANTS = {
     "gradients are packed at once": Mutant(CudaDevice, "pack", at_once, "keep"),
-    "the ring is sent at once": Mutant(CudaDevice, "send", at_once),
+    "the ring is sent at once": Mutant(CudaDevice, "transfer", sent_at_once),
     "uploads do not wait for backward": Mutant(CudaDevice, "unpack", at_once),
     "compute does not wait for uploads": Mutant(CudaDevice, "order_after", nothing),
     "nothing at a landing is waited for": Mutant(UploadGate, "wait", nothing),

@@ -80,7 +80,7 @@ def test_what_arrives_is_the_columns_however_late_copies_are(shapes, ring_bytes,
 
         def finish_oldest(under_way=under_way):
             packed, sent = under_way.pop(0)
-            DEVICE.send(packed, None)
+            DEVICE.transfer("d2h", packed, None)
             sent.mark_done()
 
         @contextlib.contextmanager

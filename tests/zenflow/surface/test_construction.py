@@ -60,7 +60,6 @@ def test_the_thread_that_sees_copies_end_binds_itself_too():
         "d2h",
         "grads",
         Recorder(0, float),
-        bytes_per_second=None,
         wait_timeout=5.0,
         enter_thread=lambda lane: entered.append((threading.current_thread().name, lane)),
     )

@@ -116,8 +116,8 @@ class ColumnState:
 class Member:
     """A matrix some of whose columns an update of `ColumnState` steps."""
 
-    weight: Tensor
-    """Weight that the stepped columns are written to, (O, I)."""
+    weight: Tensor | None
+    """Weight that the stepped columns are written to, (O, I); None for one that is elsewhere."""
     columns: Tensor
     """Indices of the columns, (K,), int64."""
     gradient: Tensor
@@ -210,7 +210,7 @@ class DeviceKernels(ABC):
     def update(
         self, state: ColumnState, members: Sequence[Member], hyper: Hyper, factor: Tensor | None
     ) -> None:
-        """Apply one AdamW step to columns, and write them into their weights.
+        """Apply one AdamW step to columns, and write them into their weights where these are here.
 
         Args:
             state: The columns' state: those of the members, one after another.

@@ -93,10 +93,14 @@ class TorchKernels(DeviceKernels):
         if factor is not None:
             grad_KO.mul_(factor)
         update_rows(state.master, state.exp_avg, state.exp_avg_sq, state.step, grad_KO, hyper)
-        fresh_OK = state.master.t().to(members[0].weight.dtype)
+        dtypes = {member.weight.dtype for member in members if member.weight is not None}
+        if not dtypes:
+            return
+        fresh_OK = state.master.t().to(dtypes.pop())
         parts = fresh_OK.split([member.columns.numel() for member in members], dim=1)
         for member, part_OK in zip(members, parts, strict=True):
-            member.weight.index_copy_(1, member.columns, part_OK)
+            if member.weight is not None:
+                member.weight.index_copy_(1, member.columns, part_OK)
 
 
 def _pack(grad_IO: Tensor, indices: Tensor, packed: Tensor) -> None:

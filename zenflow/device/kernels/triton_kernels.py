@@ -177,11 +177,12 @@ class TritonKernels(DeviceKernels):
             for member, count, *parts in zip(
                 members, counts, *(vector.split(counts) for vector in vectors), strict=True
             ):
-                num_rows = len(member.weight)
+                weight, num_rows = member.weight, state.master.shape[1]
                 triton_source.adamw[_grid(count, num_rows, STEPPED)](
-                    *parts[:3], member.gradient, member.weight, member.columns, *parts[3:],
+                    *parts[:3], member.gradient, weight, member.columns, *parts[3:],
                     factor, kept, rest1, hyper.beta2, 1.0 - hyper.beta2, hyper.eps, count,
-                    num_rows, *member.weight.stride(), HAS_FACTOR=factor is not None,
+                    num_rows, *((0, 0) if weight is None else weight.stride()),
+                    HAS_FACTOR=factor is not None, WRITES=weight is not None,
                     **STEPPED, **_EXACT,
                 )  # fmt: skip
 

@@ -183,7 +183,7 @@ def land(
 def adamw(
     master, exp_avg, exp_avg_sq, grad, weight, columns, step_size, denom_scale, factor,
     kept, rest1, beta2, rest2, eps, num_columns, num_rows, weight_row, weight_column,
-    HAS_FACTOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    HAS_FACTOR: tl.constexpr, WRITES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Step columns that lie as rows (K, O), by torch.optim.AdamW's formulas; write the weights."""
     place = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -206,6 +206,7 @@ def adamw(
     tl.store(exp_avg + at, mean, mask=inside)
     tl.store(exp_avg_sq + at, square, mask=inside)
     tl.store(master + at, value, mask=inside)
-    column = tl.load(columns + place, mask=is_place, other=0)
-    at = weight + column[:, None] * weight_column + row.to(tl.int64)[None, :] * weight_row
-    tl.store(at, value.to(weight.dtype.element_ty), mask=inside)
+    if WRITES:
+        column = tl.load(columns + place, mask=is_place, other=0)
+        at = weight + column[:, None] * weight_column + row.to(tl.int64)[None, :] * weight_row
+        tl.store(at, value.to(weight.dtype.element_ty), mask=inside)

@@ -26,7 +26,7 @@ it, in C and R too; at the end of the step these take the right one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from itertools import chain
 
 import torch
@@ -225,6 +225,10 @@ class FreshSteps:
             else:
                 stays = self._stays[split] if split in self._partly_landing else None
                 kernels.move(split.weight(), grads[split], self._factors(split, stays))
+
+    def moves(self, splits: Iterable[SplitParam]) -> bool:
+        """Whether a gradient of one of these parameters moves weights in this step."""
+        return not self._moving.isdisjoint(splits)
 
     def move_in_pack(self, block: Block) -> FreshMove | None:
         """Return the fresh step to take while a block is packed, after `apply`; None for none.

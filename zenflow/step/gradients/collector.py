@@ -180,6 +180,20 @@ class GradientCollector:
             self._send(bucket, step, final)
 
     def _send(self, bucket: Bucket, step: Step, final: Any = None) -> None:
+        """Take a bucket's fresh step, and queue its copies to the host, with its page here."""
+        if bucket.page is None:
+            self._send_bucket(bucket, step, final)
+            return
+        grads = step.gradients.waiting.get(bucket.index, {})
+        moves = self.fresh is not None and self.fresh.moves(grads)
+        lands = bool(self.gate.awaited(bucket.blocks, step.number))
+        with bucket.held(changes=moves or lands):
+            self._send_bucket(bucket, step, final)
+        copied = step.gradients.copied
+        if all(split.bucket in copied for split in self.layout.pages[bucket.page]):
+            bucket.page.stream.leave(bucket.page)
+
+    def _send_bucket(self, bucket: Bucket, step: Step, final: Any) -> None:
         """Take a bucket's fresh step, and queue its copies to the host.
 
         Args:
@@ -225,7 +239,7 @@ class GradientCollector:
             mark = device.mark()
             rows = [room for room, _ in packed]
             self.gate.start_piece(piece, rows, slot, mark, step.number)
-            run = partial(device.send, packed, mark)
+            run = partial(device.transfer, "d2h", packed, mark)
             self._submit(step, bucket, piece, staged, run, [slot])
         if self.gate.awaited(bucket.blocks, step.number):  # without a gradient in this step
             self.gate.start_bucket(bucket, mark or device.mark(), step.number, {})

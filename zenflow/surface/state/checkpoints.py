@@ -139,6 +139,7 @@ class Checkpoints:
             load_engine_state(engine, order, self._weights, state_dict, saved)
         is_new = saved is None or not has_steps(state_dict, saved)
         self._life.now = Life.NEW if is_new else Life.LOADED
+        self._weights.go_on()
         # Copies: a rate that is a tensor would be both optimizers'.
         for group, there in zip(
             param_groups, copy.deepcopy(state_dict["param_groups"]), strict=True

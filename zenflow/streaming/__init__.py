@@ -1,0 +1,1 @@
+"""Streamed weights: layers whose weights live on the host, and visit the device to be used."""
