@@ -202,13 +202,30 @@ def differences(ours: Path, theirs: Path) -> list[str]:
     return found
 
 
-def trial(folder: Path, *, kills: int, inside: int, num_steps: int) -> Deaths:
-    """Kill a run, compare it with one that was left alone and saved nothing on its way."""
+def trial(
+    folder: Path,
+    *,
+    kills: int,
+    inside: int,
+    num_steps: int,
+    more: Sequence[object] = (),
+    of_killed: Sequence[object] = (),
+) -> Deaths:
+    """Kill a run, compare it with one that was left alone and saved nothing on its way.
+
+    Args:
+        folder: Where both go.
+        kills: Kills in all.
+        inside: Number of them inside a save.
+        num_steps: Steps of both.
+        more: Flags of both.
+        of_killed: Flags of the run that is killed.
+    """
     text = write_text(folder / "text.txt")
-    flags = [*_FLAGS, "--data", text, "--steps", num_steps, "--save-minutes", 0]
+    flags = [*_FLAGS, "--data", text, "--steps", num_steps, "--save-minutes", 0, *more]
     trained(folder / "whole", *flags)
     deaths = kill_and_resume(
-        folder / "killed", [*flags, "--save-every", 5], kills=kills, inside=inside,
+        folder / "killed", [*flags, "--save-every", 5, *of_killed], kills=kills, inside=inside,
         seed=kills,
     )  # fmt: skip
     assert differences(folder / "killed", folder / "whole") == []

@@ -82,8 +82,12 @@ class Page:
         self.num_bytes = last
         self.home = device.pinned_slab(last, torch.uint8)
         self.room = torch.empty(last, dtype=torch.uint8, device=device.torch_device)
-        self._homes = [_part(self.home, first, p) for first, p in zip(firsts, params, strict=True)]
-        self._rooms = [_part(self.room, first, p) for first, p in zip(firsts, params, strict=True)]
+        places = list(zip(params, firsts, strict=True))
+        self._homes = [_at_home(self.home, first, param) for param, first in places]
+        self._rooms = [
+            self.room[first : first + param.nbytes].view(param.dtype).view(param.shape)
+            for param, first in places
+        ]
         device.resize(self.room, 0, lane, device.mark())
         self._blanks = _blanks(params, device.torch_device)
         self.lease = Lease()
@@ -100,6 +104,11 @@ class Page:
                 home.copy_(param.data)
                 param.data = home
                 _pages[param] = weakref.ref(self)  # its layer's hooks keep it
+
+    @property
+    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """Each parameter at home, and on the device."""
+        return list(zip(self._homes, self._rooms, strict=True))
 
     @property
     def is_trained(self) -> bool:
@@ -140,14 +149,18 @@ class Page:
 
     def shows(self, param: Tensor) -> bool:
         """Whether a parameter's data is the page's own, and no tensor that somebody has set."""
+        own = (*self._homes, *self._blanks, self.room)
         address = param.untyped_storage().data_ptr()
-        blanks = (blank.untyped_storage().data_ptr() for blank in self._blanks)
-        return address in (self.home.data_ptr(), self.room.untyped_storage().data_ptr(), *blanks)
+        return any(tensor.untyped_storage().data_ptr() == address for tensor in own)
 
 
-def _part(memory: Tensor, first: int, param: Tensor) -> Tensor:
-    """Return the view of a page's memory that is one parameter's."""
-    return memory[first : first + param.nbytes].view(param.dtype).view(param.shape)
+def _at_home(memory: Tensor, first: int, param: Tensor) -> Tensor:
+    """Return one parameter's part of host memory, as a storage of its own.
+
+    Formats for weights take tensors of one storage for tied.
+    """
+    buffer, count = memory.numpy(), param.numel()
+    return torch.frombuffer(buffer, dtype=param.dtype, count=count, offset=first).view(param.shape)
 
 
 def _blanks(params: Sequence[Tensor], device: torch.device) -> list[Tensor]:

@@ -228,10 +228,10 @@ class WeightStream:
         fills: Sequence[Lease] = (),
     ) -> Completion:
         done = Completion(f"the weights of layer {page.index} ({lane.name})")
-        job = (page.home, page.room) if lane is self.up else (page.room, page.home)
+        jobs = [(home, room) if lane is self.up else (room, home) for home, room in page.pairs]
         lane.submit(
             Copy(
-                run=partial(self.device.transfer, lane.name, [job], mark),
+                run=partial(self.device.transfer, lane.name, jobs, mark),
                 after=take(done, reads=reads, fills=fills),
                 completion=done,
                 num_bytes=page.num_bytes,

@@ -11,7 +11,13 @@ from torch import Tensor, nn
 
 from zenflow.host.limits import free_bytes
 from zenflow.streaming.hooks import hook
-from zenflow.streaming.layers import check_layers, find_layers, spread, streamed_params
+from zenflow.streaming.layers import (
+    LEAST_ELEMENTS,
+    check_layers,
+    find_layers,
+    spread,
+    streamed_params,
+)
 from zenflow.streaming.page import Page, page_of
 from zenflow.streaming.stream import LEAST_SLOTS, UP, WeightStream
 from zenflow.surface import assembly
@@ -78,6 +84,12 @@ def stream_weights(
         )
     stay = spread(len(chosen), resident_layers)
     found = [each for each in streamed_params(model, chosen) if each[0] not in stay]
+    if not found and resident_layers < len(chosen):
+        raise ValueError(
+            f"the {len(chosen)} layers have no weight to stream: those of fewer than "
+            f"{LEAST_ELEMENTS:,} elements, of gaps in memory, or shared with other layers stay on "
+            "the device. Train the model without stream_weights(), or name other layers"
+        )
     _check_host(found)
     where = torch.device(device)
     if where == torch.device("cuda"):

@@ -25,7 +25,12 @@ def memory_of_engine(model: nn.Module, config: ZenFlowConfig) -> EngineMemory:
 
 
 def check_host_memory(
-    model: nn.Module, config: ZenFlowConfig, *, on_cpu: bool, ranks: Ranks = ALONE
+    model: nn.Module,
+    config: ZenFlowConfig,
+    *,
+    on_cpu: bool,
+    ranks: Ranks = ALONE,
+    beside: int = 0,
 ) -> None:
     """Refuse a run whose optimizer can't have the memory that it allocates at once.
 
@@ -38,18 +43,19 @@ def check_host_memory(
         config: The update rule.
         on_cpu: Whether the device's share is in the host's memory too.
         ranks: Processes that share the run; those of this machine share its memory.
+        beside: Bytes that the run takes beside the optimizer's state.
 
     Raises:
         ConfigError: There is not as much; the message says how much and what limits it.
     """
-    needed = _least_bytes(model, config, on_cpu=on_cpu, ranks=ranks)
+    needed = beside + _least_bytes(model, config, on_cpu=on_cpu, ranks=ranks)
     free, limit = free_bytes()
     ranks.collect(None)  # nobody allocates before all have looked
     if needed > free:
         remedy = ""
         if config.is_exact and not config.is_compact:
             small = replace(config, host_state="compact", queue_depth=1)
-            least = _least_bytes(model, small, on_cpu=on_cpu, ranks=ranks)
+            least = beside + _least_bytes(model, small, on_cpu=on_cpu, ranks=ranks)
             if least <= free:
                 remedy = (
                     f"; --host-state compact --queue-depth 1 needs {least / 1e9:.1f} GB, and is "

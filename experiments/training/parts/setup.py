@@ -36,7 +36,9 @@ from zenflow.controller import AbstractController
 from zenflow.errors import ConfigError
 from zenflow.lanes.copies import PacedLink
 from zenflow.optimizer import ZenFlowAdamW
+from zenflow.streaming.stream import WeightStream
 from zenflow.surface.arguments import default_host_threads
+from zenflow.surface.stream_weights import stream_weights
 
 if TYPE_CHECKING:
     from autotune.adviser.adviser import Adviser
@@ -63,6 +65,8 @@ class RunSetup:
     """Processes that share the run; of several, each has its share of every batch."""
     cores: tuple[Cores, ...] = ()
     """Cores of each rank; none where the run was put together otherwise."""
+    stream: WeightStream | None = None
+    """Stream of the layers' weights; None where all stay on the device."""
     adviser: Adviser | None = None
     """Source of a tuned run's first knobs; None where the defaults are within the bounds."""
 
@@ -108,7 +112,7 @@ def build_setup(
     if model is None:
         # Our own sizes are initialised twice: by torch, which takes seconds on a CPU, and then by
         # drawing. On the device the first is fast.
-        on_device = found.kind == "size" and ranks.parallel != "fsdp"
+        on_device = found.kind == "size" and ranks.parallel != "fsdp" and not settings.stream
         with device if on_device else nullcontext():
             model = load_model(found, settings, tokenizer, data.num_classes)
     model.to(dtype=DTYPES[settings.dtype])
@@ -121,8 +125,11 @@ def build_setup(
         output_layer(model, settings.model)
     if settings.checkpointing:
         recompute_activations(model, settings.model)
+    stream = None
     if ranks.parallel == "fsdp":
         shard(model, device, ranks)  # layer by layer: no device has to hold the whole model
+    elif settings.stream:
+        stream = _stream(model, device, settings)
     else:
         model.to(device=device)
     steps_per_epoch = max(1, math.ceil(data.train.per_epoch / settings.grad_accum))
@@ -139,7 +146,20 @@ def build_setup(
         total_steps=count_steps(settings, steps_per_epoch),
         ranks=ranks,
         cores=tuple(ranks.collect(cores)),
+        stream=stream,
     )
+
+
+def _stream(model: nn.Module, device: torch.device, settings: TrainSettings) -> WeightStream:
+    """Let the layers' weights live on the host.
+
+    Raises:
+        ConfigError: The model or the machine is not made for that.
+    """
+    try:
+        return stream_weights(model, device, resident_layers=settings.resident_layers)
+    except (ValueError, MemoryError) as error:
+        raise ConfigError(f"--stream: {error}") from error
 
 
 def choose_device(settings: TrainSettings) -> torch.device:
@@ -213,7 +233,8 @@ def make_optimizer(setup: RunSetup, controller: AbstractController | None = None
     settings = setup.settings
     if settings.memory_check:
         on_cpu = setup.device.type == "cpu"
-        check_host_memory(setup.model, setup.config, on_cpu=on_cpu, ranks=setup.ranks)
+        sums = 0 if setup.stream is None or settings.grad_accum == 1 else setup.model_bytes
+        check_host_memory(setup.model, setup.config, on_cpu=on_cpu, ranks=setup.ranks, beside=sums)
         if not on_cpu:
             check_device_memory(setup.model, setup.config, setup.device, setup.ranks)
     trainable = [item for item in setup.model.named_parameters() if item[1].requires_grad]

@@ -92,6 +92,8 @@ class Training:
         """End the optimizer's threads and close the log."""
         self.rows.close()
         self.optimizer.close()
+        if self.setup.stream is not None:
+            self.setup.stream.close()
 
     def run(self, stop: StopRequest) -> Outcome:
         """Take the remaining steps and write the run's files.

@@ -108,6 +108,10 @@ class TrainSettings(TuningSettings):
     """Recompute each layer's activations in backward."""
     chunked_loss: bool = setting(False)
     """Make logits chunk by chunk, never all at once: a large vocabulary's take the most memory."""
+    stream: bool = setting(False)
+    """Let the layers' weights live on the host and visit the device: for models that don't fit."""
+    resident_layers: int = setting(0, rule=at_least(0))
+    """Layers that stay on the device under --stream."""
     grad_scaler: Mapping[str, float] = field(default_factory=dict)
     """Arguments of torch's ``GradScaler``, used with float16."""
     parallel: str | None = setting(None, choices=PARALLEL)
@@ -209,8 +213,10 @@ class TrainSettings(TuningSettings):
         knobs = {
             key: value for key, value in self.knobs.items() if allowed is None or key in allowed
         }
-        untuned: dict[str, Any] = dict.fromkeys(item.name for item in fields(TuningSettings))
-        return replace(self, strategy=name, knobs=knobs, **untuned)
+        changes: dict[str, Any] = dict.fromkeys(item.name for item in fields(TuningSettings))
+        if name == "on_device":  # where all of the model is
+            changes |= {"stream": False, "resident_layers": 0}
+        return replace(self, strategy=name, knobs=knobs, **changes)
 
     def for_comparison(self) -> TrainSettings:
         """Return the settings with what ``--compare`` fills in where nothing was asked for.
@@ -285,6 +291,7 @@ def _combination_errors(settings: TrainSettings) -> Iterator[str]:
             "float16 parameters need --no-chunked-loss: a chunk's gradients are computed before "
             "they are scaled, and small ones vanish in 16 bits"
         )
+    yield from _stream_errors(settings)
     if settings.parallel is None:
         return
     if ":" in settings.device:
@@ -292,3 +299,18 @@ def _combination_errors(settings: TrainSettings) -> Iterator[str]:
             f"device {settings.device!r} is one device, and each rank takes its own: leave the "
             "number out"
         )
+
+
+def _stream_errors(settings: TrainSettings) -> Iterator[str]:
+    if not settings.stream:
+        if settings.resident_layers:
+            yield "--resident-layers is of streamed models: give --stream too, or leave it out"
+        return
+    if settings.parallel is not None:
+        yield "--stream is for one process: leave out --parallel, which shards the model instead"
+    if settings.gradients == "keep":
+        yield "--stream needs gradients='release': a full device has no room for all of them"
+    if settings.controller is not None:
+        yield "--stream has no tuner yet, whose simulator knows no visiting weights: leave it out"
+    if settings.strategy == "on_device" or settings.knobs.get("topk_ratio") == 1:
+        yield "--stream needs state on the host: take another strategy, or a smaller --topk-ratio"

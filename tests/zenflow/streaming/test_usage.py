@@ -255,6 +255,12 @@ REFUSALS = {
     "no module": (lambda: [1], {}, TypeError, "must be a torch.nn.Module"),
     "too many residents": (Layered, {"resident_layers": 6}, ValueError, r"in 0\.\.5"),
     "negative residents": (Layered, {"resident_layers": -1}, ValueError, r"in 0\.\.5"),
+    "nothing to stream": (
+        lambda: nn.Sequential(nn.ModuleList(nn.Linear(2, 2) for _ in range(3))),
+        {},
+        ValueError,
+        "no weight to stream",
+    ),
     "one slot": (Layered, {"slots": 1}, ValueError, "at least 2"),
     "a strange layer": (Layered, {"layers": [nn.Linear(2, 2)]}, ValueError, "no part of"),
     "meta": (lambda: Layered().to("meta"), {}, ValueError, "without values"),
