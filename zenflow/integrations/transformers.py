@@ -12,6 +12,9 @@ from zenflow.config import ZenFlowConfig
 from zenflow.integrations.accelerate import follow_accumulation, route_clipping, unwrapped
 from zenflow.integrations.step_log import StepLog
 from zenflow.optimizer import ZenFlowAdamW
+from zenflow.streaming.page import page_of
+from zenflow.streaming.stream import WeightStream
+from zenflow.surface.stream_weights import stream_weights
 
 try:
     from transformers import DefaultFlowCallback, Trainer, TrainerCallback
@@ -123,12 +126,15 @@ class ZenFlowTrainerMixin(_Mixed):
 
     zenflow_optimizer: ZenFlowAdamW | None = None
     """The optimizer, with `report`, `memory` and `close()`; None before `train()`."""
+    weight_stream: WeightStream | None = None
+    """Stream of the layers' weights; None where all stay on the device."""
 
     def __init__(
         self,
         *args: Any,
         zenflow: ZenFlowConfig | None = None,
         release: bool = True,
+        stream: bool | Mapping[str, Any] = False,
         optimizer_options: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -138,18 +144,32 @@ class ZenFlowTrainerMixin(_Mixed):
             *args: The trainer's own arguments.
             zenflow: Settings of the update rule; None for the preset "zenflow".
             release: Whether gradients leave during backward. Several ranks and fp16 need False.
+            stream: Whether the layers' weights live on the host and visit the device, for a model
+                that does not fit it; or the arguments of `stream_weights`, such as
+                `{"resident_layers": 8}`.
             optimizer_options: Further arguments of `ZenFlowAdamW`, such as `controller`.
             **kwargs: The trainer's own arguments; no optimizer.
 
         Raises:
             ValueError: The arguments ask for another optimizer, or for what the mode lacks.
         """
+        self._streams = stream is not False
+        self._stream_options = dict(stream) if isinstance(stream, Mapping) else {}
         super().__init__(*args, **kwargs)
+        if self._streams and self.weight_stream is None and self.model is not None:
+            self._move_model_to_device(self.model, self.args.device)
         self._zenflow = zenflow
         self._releases = release
         self._optimizer_options = dict(optimizer_options or {})
-        _check_trainer(self, release=release)
+        _check_trainer(self, release=release, streams=self._streams)
         self.add_callback(ZenFlowCallback(self))
+
+    def _move_model_to_device(self, model: Any, device: torch.device) -> None:
+        """Move a model to the device, or let its layers visit it."""
+        if not self._streams:
+            super()._move_model_to_device(model, device)
+        elif not any(page_of(param) for param in model.parameters()):
+            self.weight_stream = stream_weights(model, device, **self._stream_options)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """Make the optimizer, if there is none, and let it clip."""
@@ -202,7 +222,7 @@ def _asked_for(trainer: Trainer) -> tuple[Any, dict[str, Any]]:
     return trainer.get_optimizer_cls_and_kwargs(trainer.args, model)
 
 
-def _check_trainer(trainer: Trainer, *, release: bool) -> None:
+def _check_trainer(trainer: Trainer, *, release: bool, streams: bool) -> None:
     """Refuse settings that this optimizer can't have, before any work.
 
     Raises:
@@ -227,6 +247,15 @@ def _check_trainer(trainer: Trainer, *, release: bool) -> None:
         (
             not release or args.world_size == 1,
             f"release mode is for one rank, and there are {args.world_size}: set release=False",
+        ),
+        (
+            release or not streams,
+            "stream needs gradients that leave in backward: leave release=False out",
+        ),
+        (
+            not streams or args.n_gpu <= 1,
+            f"stream is for one GPU, and the Trainer sees {args.n_gpu}: hide the others with "
+            "CUDA_VISIBLE_DEVICES",
         ),
         (
             not (release and args.fp16),
