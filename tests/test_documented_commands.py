@@ -92,6 +92,11 @@ LINES = {
         "zenflow train --data my_texts/ --steps 500 --out runs/mine": trained((500, 6)),
         "zenflow train --resume runs/mine --steps 1000": trained((1000, 8), ""),
     },
+    "docs/guides/stream.md": {
+        "zenflow train --model my-model/ --data my_texts/ --stream --checkpointing "
+        "--topk-ratio 0 --out runs/mine":
+            Elsewhere("tests/experiments/training/run/test_streamed.py"),
+    },
     "docs/guides/deepspeed.md": {
         "zenflow convert ds_config.json": AS_IT_STANDS,
         "zenflow convert ds_config.json --output run.toml": AS_IT_STANDS,

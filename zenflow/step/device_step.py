@@ -174,5 +174,5 @@ def _weight(split: SplitParam) -> Tensor | None:
     if split.page is None:
         return split.weight()
     if split.important_columns.numel():
-        split.page.home_is_stale = split.page.room_is_stale = True
+        split.page.home_is_stale = split.page.device_is_stale = True
     return None

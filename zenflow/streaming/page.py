@@ -41,9 +41,8 @@ class Page:
         module: The layer.
         params: The streamed parameters.
         num_bytes: Bytes of the weights, with gaps between them.
-        home: All weights in pinned host memory, (num_bytes,), uint8.
-        room: All weights on the device, (num_bytes,), uint8; without memory while away.
-        lease: Users of `room` beside compute: copies and landing updates.
+        on_device: All weights on the device, (num_bytes,), uint8; without memory while away.
+        lease: Users of `on_device` beside compute: copies and landing updates.
         is_here: Whether the parameters are the device's tensors.
         coming: The copy to the device, from its start until the page is here.
         holders: Number of users on the training thread, beside forward and backward.
@@ -52,8 +51,8 @@ class Page:
         released: Mark of the last compute that has used the weights, and its rank among marks.
         newer: Function that writes the columns that the device's optimizer has stepped since the
             last visit; None for none.
-        home_is_stale: Whether `newer` has not been written to `home`.
-        room_is_stale: Whether `newer` has not been written to `room`.
+        home_is_stale: Whether `newer` has not been written at home.
+        device_is_stale: Whether `newer` has not been written on the device.
         left_in: Number of the backward in which all gradients have come; -1 for none.
     """
 
@@ -80,15 +79,15 @@ class Page:
             firsts.append(last)
             last += aligned(param.nbytes)
         self.num_bytes = last
-        self.home = device.pinned_slab(last, torch.uint8)
-        self.room = torch.empty(last, dtype=torch.uint8, device=device.torch_device)
+        memory = device.pinned_slab(last, torch.uint8)
+        self.on_device = torch.empty(last, dtype=torch.uint8, device=device.torch_device)
         places = list(zip(params, firsts, strict=True))
-        self._homes = [_at_home(self.home, first, param) for param, first in places]
-        self._rooms = [
-            self.room[first : first + param.nbytes].view(param.dtype).view(param.shape)
+        self._at_home = [_part_at_home(memory, first, param) for param, first in places]
+        self._visiting = [
+            self.on_device[first : first + param.nbytes].view(param.dtype).view(param.shape)
             for param, first in places
         ]
-        device.resize(self.room, 0, lane, device.mark())
+        device.resize(self.on_device, 0, lane, device.mark())
         self._blanks = _blanks(params, device.torch_device)
         self.lease = Lease()
         self.is_here = self.is_changed = self.in_graph = False
@@ -96,11 +95,11 @@ class Page:
         self.holders = 0
         self.released: tuple[int, Any] = (0, None)
         self.newer: Callable[[], None] | None = None
-        self.home_is_stale = self.room_is_stale = False
+        self.home_is_stale = self.device_is_stale = False
         self.left_in = -1
         self.stream: WeightStream
         with torch.no_grad():
-            for param, home in zip(self.params, self._homes, strict=True):
+            for param, home in zip(self.params, self._at_home, strict=True):
                 home.copy_(param.data)
                 param.data = home
                 _pages[param] = weakref.ref(self)  # its layer's hooks keep it
@@ -108,7 +107,7 @@ class Page:
     @property
     def pairs(self) -> list[tuple[Tensor, Tensor]]:
         """Each parameter at home, and on the device."""
-        return list(zip(self._homes, self._rooms, strict=True))
+        return list(zip(self._at_home, self._visiting, strict=True))
 
     @property
     def is_trained(self) -> bool:
@@ -123,17 +122,17 @@ class Page:
         """
         return self.stream.held(self, changes=changes)
 
-    def show_room(self) -> None:
+    def show_on_device(self) -> None:
         """Let the parameters be the device's tensors."""
-        for param, room in zip(self.params, self._rooms, strict=True):
-            param.data = room
+        for param, visiting in zip(self.params, self._visiting, strict=True):
+            param.data = visiting
 
-    def show_home(self) -> None:
+    def show_at_home(self) -> None:
         """Let the parameters be those at home, which anybody may read; all copies are over.
 
         While a graph of autograd holds them they have to stay on the device: there they read NaN.
         """
-        instead = self._blanks if self.in_graph else self._homes
+        instead = self._blanks if self.in_graph else self._at_home
         for param, other in zip(self.params, instead, strict=True):
             param.data = other
 
@@ -142,19 +141,19 @@ class Page:
         for param in self.params:
             del _pages[param]
 
-    def room_of(self, param: Tensor) -> Tensor:
+    def device_tensor(self, param: Tensor) -> Tensor:
         """Return the device's tensor of a parameter, of its shape and dtype."""
         index = next(i for i, own in enumerate(self.params) if own is param)
-        return self._rooms[index]
+        return self._visiting[index]
 
     def shows(self, param: Tensor) -> bool:
         """Whether a parameter's data is the page's own, and no tensor that somebody has set."""
-        own = (*self._homes, *self._blanks, self.room)
+        own = (*self._at_home, *self._blanks, self.on_device)
         address = param.untyped_storage().data_ptr()
         return any(tensor.untyped_storage().data_ptr() == address for tensor in own)
 
 
-def _at_home(memory: Tensor, first: int, param: Tensor) -> Tensor:
+def _part_at_home(memory: Tensor, first: int, param: Tensor) -> Tensor:
     """Return one parameter's part of host memory, as a storage of its own.
 
     Formats for weights take tensors of one storage for tied.

@@ -181,7 +181,7 @@ class WeightStream:
             if page.in_graph:
                 page.in_graph = False
                 if not page.is_here:
-                    page.show_home()
+                    page.show_at_home()
 
     # ---- coming -------------------------------------------------------------------------------
 
@@ -193,10 +193,10 @@ class WeightStream:
                 page.coming.wait_launched(self._wait_timeout)
                 self.device.order_after(page.coming)
             page.coming, page.is_here = None, True
-            page.show_room()
-            page.room_is_stale = page.home_is_stale
-        if page.room_is_stale and page.newer is not None:
-            page.room_is_stale = False
+            page.show_on_device()
+            page.device_is_stale = page.home_is_stale
+        if page.device_is_stale and page.newer is not None:
+            page.device_is_stale = False
             self._order_writes(page)
             page.newer()
 
@@ -210,8 +210,8 @@ class WeightStream:
         """Let a page come, unless it is here or on its way."""
         if page.is_here or page.coming is not None:
             return
-        self._make_room(page)
-        self.device.resize(page.room, page.num_bytes, UP, self._evicted[1])
+        self._make_space(page)
+        self.device.resize(page.on_device, page.num_bytes, UP, self._evicted[1])
         # Whoever wrote to its home has ended: the page was given up behind that.
         page.coming = self._submit(self.up, page, None, fills=[page.lease])
         self.num_fetches += 1
@@ -228,7 +228,7 @@ class WeightStream:
         fills: Sequence[Lease] = (),
     ) -> Completion:
         done = Completion(f"the weights of layer {page.index} ({lane.name})")
-        jobs = [(home, room) if lane is self.up else (room, home) for home, room in page.pairs]
+        jobs = page.pairs if lane is self.up else [(there, home) for home, there in page.pairs]
         lane.submit(
             Copy(
                 run=partial(self.device.transfer, lane.name, jobs, mark),
@@ -257,7 +257,7 @@ class WeightStream:
 
     # ---- going --------------------------------------------------------------------------------
 
-    def _make_room(self, wanted: Page) -> None:
+    def _make_space(self, wanted: Page) -> None:
         """Give up pages that are not in use, the farthest first, until one more may come."""
         while len(self._here) >= self.slots:
             idle = [p for p in self._here if p is not self._at_work and not p.holders]
@@ -275,9 +275,9 @@ class WeightStream:
             for user in page.lease.users:
                 user.wait_done(self._wait_timeout)
         page.coming, page.is_here = None, False
-        page.show_home()
+        page.show_at_home()
         self._evicted = max(self._evicted, page.released, key=lambda mark: mark[0])
-        self.device.resize(page.room, 0, UP, self._evicted[1])
+        self.device.resize(page.on_device, 0, UP, self._evicted[1])
         page.lease = Lease()
         self._here.remove(page)
 
@@ -288,7 +288,7 @@ class WeightStream:
         self._submit(self.down, page, self.device.mark(), reads=[page.lease])
         page.lease.renew()
         page.is_changed = False
-        page.home_is_stale = page.room_is_stale
+        page.home_is_stale = page.device_is_stale
 
     def settle(self, page: Page) -> None:
         """Bring a page home whole, so that anybody may read and write its parameters there."""
@@ -297,7 +297,7 @@ class WeightStream:
             with self.held(page, changes=True):
                 pass
         self.evict(page)
-        page.show_home()
+        page.show_at_home()
 
     def rest(self) -> None:
         """Bring all pages home, where a program may write to them, until they are used again."""

@@ -62,7 +62,7 @@ def named_params(param_groups: Sequence[dict[str, Any]]) -> list[NamedParam]:
                 )
             item = NamedParam(param, name, group_index)
             # Weights of one page have one storage at home.
-            own = item.data if item.page is None else item.page.room_of(param)
+            own = item.data if item.page is None else item.page.device_tensor(param)
             key = own.untyped_storage().data_ptr() if item.page is None else id(param)
             other = storages.setdefault(key, item)
             if other.param is param and other is not item:

@@ -384,7 +384,7 @@ class GradientSource:
 
 def _there(place: SplitParam | Resident) -> Tensor:
     """Return a tensor like the parameter on its device, which may have no memory."""
-    return place.data if place.page is None else place.page.room_of(place.param)
+    return place.data if place.page is None else place.page.device_tensor(place.param)
 
 
 def _address(place: SplitParam | Resident) -> int:

@@ -131,7 +131,7 @@ class GradientSums:
         if sums is None or not sums.are_home or sums.coming is not None:
             return
         stream = self._stream
-        there = {split: torch.empty_like(page.room_of(split.param)) for split in sums.homes}
+        there = {split: torch.empty_like(page.device_tensor(split.param)) for split in sums.homes}
         jobs = [(home, there[split]) for split, home in sums.homes.items()]
         mark = stream.device.mark()
         done = Completion(f"the gradients' sums of layer {page.index} ({stream.up.name})")

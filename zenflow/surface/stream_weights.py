@@ -202,7 +202,7 @@ def _guard(module: nn.Module, where: torch.device) -> None:
 
         for tensor in module.parameters():
             if (page := page_of(tensor)) is not None:
-                probe: Any = torch.empty_like(page.room_of(tensor)[:0], device=where)
+                probe: Any = torch.empty_like(page.device_tensor(tensor)[:0], device=where)
                 moved = fn(probe)
                 if (moved.device, moved.dtype) != (probe.device, probe.dtype):
                     raise RuntimeError(
