@@ -46,7 +46,9 @@ def test_a_kind_of_training(name):
         streamed = train(CASES[name], {"slots": slots, "resident_layers": resident})
         assert streamed.differs_from(plain) == []
         assert streamed.stream.most_here <= slots
-        assert all(page.on_device.untyped_storage().nbytes() == 0 for page in streamed.stream.pages)
+        assert all(
+            page.on_device.untyped_storage().nbytes() == 0 for page in streamed.stream.pages
+        )
 
 
 def drawn(seed):

@@ -11,6 +11,7 @@ from torch import nn
 
 from tests.zenflow.streaming.training import Case, Layered, train, weights
 from zenflow import GradientError, PacedLink, ZenFlowAdamW, ZenFlowConfig, stream_weights
+from zenflow.step.gradients.released import ReleasedGradient
 
 CASE = Case()
 
@@ -194,8 +195,8 @@ def test_sums_go_home_and_come_back(streamed):
     for step in range(2):
         for micro in range(3):
             model.loss(step, micro).backward()
-            if micro < 2:
-                assert sum(p.grad is not None and p.grad.is_cpu for p in model.parameters())
+            for one in stream.pages:  # at home, or on its way to the host
+                assert all(isinstance(p.grad, ReleasedGradient) for p in one.params)
         optimizer.step()
     report = optimizer.report
     assert report.weights_d2h_bytes == layers * (page + 2 * grads)
@@ -246,6 +247,21 @@ def test_weights_are_home_after_an_optimizer_that_failed(streamed):
     optimizer.close()
     assert not any(page.is_here for page in stream.pages)
     assert all(p.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("steps", [150, pytest.param(1000, marks=pytest.mark.slow)])
+def test_nothing_grows_step_by_step(streamed, steps):
+    model, stream = streamed
+    optimizer = Case(config={"topk_ratio": 0.0}).optimizer(model, timeline_steps=2)
+    take_steps(model, optimizer, range(40))
+    gc.collect()
+    before = len(gc.get_objects())
+    take_steps(model, optimizer, range(40, steps))
+    gc.collect()
+    assert len(gc.get_objects()) < before + 200
+    assert stream.most_here == 2
+    assert all(len(page.lease.users) <= 1 for page in stream.pages)
+    optimizer.close()
 
 
 # ---- refusals -------------------------------------------------------------------------------

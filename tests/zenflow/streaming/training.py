@@ -139,22 +139,21 @@ def weights(model):
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
-def train(case, streamed=None, look=lambda stream: None):
+def train(case, streamed=None, **settings):
     """Train; with a dict of `stream_weights`' arguments the layers are streamed.
 
-    `look` is called with the stream after each backward.
+    Further settings are the optimizer's, and change no result.
     """
     model, outcome = case.model(), Outcome()
     if streamed is not None:
         outcome.stream = stream_weights(model, "cpu", **streamed)
-    optimizer = case.optimizer(model)
+    optimizer = case.optimizer(model, **settings)
     for step in range(case.steps):
         passes = case.drops.get(step, case.accumulation)
         for micro in range(passes):
             loss = model.loss(step, micro) / case.accumulation
             loss.backward()
             outcome.losses.append(loss.item())
-            look(outcome.stream)
         if step in case.drops:
             optimizer.zero_grad()
             continue
