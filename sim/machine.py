@@ -112,6 +112,8 @@ class Machine:
         launch: Launches of a GPU's kernels by the host's training thread.
         d2h: Copies to the host.
         h2d: Copies to the device.
+        weights_up: Copies of streamed weights to the device.
+        weights_down: Copies of streamed weights to the host.
         host: The host worker.
         fabric: Collectives among the devices.
         nvme_read: Drives to host memory.
@@ -146,6 +148,8 @@ class Machine:
         self.launch = self._lane("launch")
         self.d2h = self._lane("d2h")
         self.h2d = self._lane("h2d")
+        self.weights_up = self._lane("weights h2d")
+        self.weights_down = self._lane("weights d2h")
         self.fabric = self._lane("fabric")
         self.nvme_read = self._lane("nvme read")
         self.nvme_write = self._lane("nvme write")

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from sim.hardware.profile import HardwareProfile
+from sim.lanes import Recording
 from sim.machine import Machine
 from sim.schedules.parallel.averaged import AveragedEngineSchedule
 from sim.schedules.parallel.ddp import DDP
@@ -16,6 +17,7 @@ from sim.schedules.parallel.deepspeed_zero3 import DEEPSPEED_ZERO3, ZERO3_OFFLOA
 from sim.schedules.parallel.fsdp import FSDP2, FSDP2_OFFLOAD
 from sim.schedules.parallel.zenflow import ShardedEngineSchedule
 from sim.schedules.schedule import AbstractSchedule, System
+from sim.schedules.streamed import StreamedEngineSchedule, Streams
 from sim.schedules.systems.deep_optimizer_states import DEEP_OPTIMIZER_STATES
 from sim.schedules.systems.deepspeed_zenflow import DEEPSPEED_ZENFLOW
 from sim.schedules.systems.deepspeed_zero_offload import DEEPSPEED_ZERO_OFFLOAD
@@ -149,6 +151,8 @@ class Strategy:
     their own."""
     reshards: bool = True
     """Whether the engine's sharded weights are dropped behind forward."""
+    streams: Streams | None = None
+    """How the weights of the engine's model visit its device; None where all stay there."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of another system's schedule that are not its defaults."""
 
@@ -160,6 +164,7 @@ class Strategy:
         releases: bool = True,
         parallel: str = "ddp",
         reshards: bool = True,
+        streams: Streams | None = None,
         **changes: Any,
     ) -> Strategy:
         """Return the strategy of this name.
@@ -169,6 +174,7 @@ class Strategy:
             releases: The engine's gradient mode.
             parallel: How the engine's devices share a model, one of `PARALLELS`.
             reshards: Whether sharded weights are dropped behind forward.
+            streams: How the weights of the engine's model visit its device.
             changes: Knobs, or options of another system.
 
         Raises:
@@ -184,6 +190,10 @@ class Strategy:
         if parallel not in PARALLELS:
             raise ConfigError(f"parallel {unknown_name(parallel, PARALLELS)}")
         if name in SYSTEMS:
+            if streams is not None:
+                raise ConfigError(
+                    f"{name} has its own way, or none, to stream weights: leave streams out"
+                )
             if parallel != "ddp":
                 raise ConfigError(
                     f"{name} shares a model in its own way: leave parallel out, or take fsdp2"
@@ -213,6 +223,7 @@ class Strategy:
             releases=releases,
             parallel=parallel,
             reshards=reshards,
+            streams=streams,
         )
 
     @property
@@ -245,6 +256,13 @@ class Strategy:
         if self.config is not None:
             division = self.division(machine.hardware)
             settings: dict[str, Any] = {"releases": self.releases, "division": division}
+            if self.streams is not None:
+                if machine.hardware.total_devices > 1:
+                    raise ConfigError(
+                        "weights are streamed to one device: take one, or leave streams out"
+                    )
+                settings["streams"] = self.streams
+                return StreamedEngineSchedule(machine, costs, self.config, **settings)
             if division.device > 1:
                 settings["reshards"] = self.reshards
                 return ShardedEngineSchedule(machine, costs, self.config, **settings)
@@ -324,14 +342,20 @@ def simulate(
         slowest_step_seconds=max(lengths),
         stall_seconds=sum(schedule.stalls[settling:]) / measured + selection,
         selection_seconds=selection,
-        d2h_bytes=recording.since(settling, "d2h")[1] / measured,
-        h2d_bytes=(recording.since(settling, "h2d")[1] - gathered) / measured,
+        d2h_bytes=_moved(recording, settling, "d2h") / measured,
+        h2d_bytes=(_moved(recording, settling, "h2d") - gathered) / measured,
         fabric_bytes=(recording.since(settling, "fabric")[1] + gathered) / measured,
         busy_seconds=busy,
         passes={name: recording.since(settling, "device", name)[0] / measured for name in PASSES},
         update_seconds=recording.since(settling, "device", "step")[0] / measured,
         timeline=timeline,
     )
+
+
+def _moved(recording: Recording, settling: int, direction: str) -> float:
+    """Return the bytes that have moved in a direction since some steps, with streamed weights."""
+    lanes = (direction, f"weights {direction}")
+    return sum(recording.since(settling, lane)[1] for lane in lanes if lane in recording.lanes)
 
 
 def selects_every(config: ZenFlowConfig) -> int:

@@ -133,6 +133,8 @@ class WeightStream:
             self._fetch(self.pages[following])
             if backward and self.sums is not None:
                 self.sums.fetch(self.pages[following])
+        elif not backward and self.sums is not None:  # this page's backward comes first
+            self.sums.fetch(page)
 
     def end(self) -> None:
         """Note that the layer at work has done with its weights."""

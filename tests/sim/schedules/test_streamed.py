@@ -1,0 +1,177 @@
+"""Streamed weights: closed forms of the schedule's limits, and what is refused."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sim.hardware.catalog import find_machine
+from sim.machine import Machine
+from sim.models.table import find_model
+from sim.models.workload import Workload
+from sim.schedules.streamed import Streams, layers_of
+from sim.simulate import Strategy, simulate
+from sim.steady import steady
+from sim.timing.costs import costs_of
+from sim.timing.phases import costs_of_phases
+from zenflow.errors import ConfigError
+
+LAYERS, PARAMS, WINDOW = 12, 12 * 10**8, 4
+
+
+def costs(link, compute=3.6):
+    """Return costs of a model whose weights take so many seconds over the link, each way."""
+    return costs_of_phases(
+        forward=compute / 3, backward=2 * compute / 3, d2h=link, update=0.01, h2d=link,
+        num_params=PARAMS, num_layers=LAYERS,
+    )  # fmt: skip
+
+
+def predict(link, compute=3.6, **streams):
+    strategy = Strategy.of(
+        "zenflow", topk_ratio=0, update_interval=WINDOW, streams=Streams(**streams)
+    )
+    return simulate(costs(link, compute), strategy)
+
+
+def test_where_all_layers_stay_nothing_changes():
+    usual = simulate(costs(1.0), Strategy.of("zenflow", topk_ratio=0, update_interval=WINDOW))
+    found = predict(1.0, resident_layers=LAYERS)
+    assert found.step_seconds == pytest.approx(usual.step_seconds, rel=1e-9)
+    assert found.stall_seconds == pytest.approx(usual.stall_seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize("slots", [2, 3, 5])
+@pytest.mark.parametrize("resident", [0, 3, 6])
+def test_bytes_of_a_step(slots, resident):
+    visiting = LAYERS - resident
+    found = predict(0.1, slots=slots, resident_layers=resident)
+    size = 2 * PARAMS / LAYERS
+    # Those that are there at the turns don't come again.
+    assert found.h2d_bytes == pytest.approx(
+        2 * max(0, visiting - slots) * size + LAYERS * size / WINDOW, rel=1e-6
+    )
+    assert found.d2h_bytes == pytest.approx((visiting + LAYERS) * size, rel=1e-6)
+
+
+def test_a_fast_link_hides_all_of_it():
+    found = predict(1e-3, slots=3)
+    assert found.step_seconds == pytest.approx(3.6, rel=1e-3)
+
+
+def test_without_compute_a_step_takes_what_the_busiest_direction_takes():
+    """Weights that go home and gradients share one direction, in backward and behind it."""
+    link = 6.0
+    found = predict(link, compute=1e-6, slots=3)
+    least = 2 * link  # weights and gradients, down
+    assert least <= found.step_seconds
+    coming = 2 * (LAYERS - 3) / LAYERS * link + link / WINDOW
+    assert found.step_seconds <= least + coming
+    assert found.timeline.busy("weights d2h") > 0
+
+
+def test_more_resident_layers_are_never_slower():
+    steps = [predict(3.0, resident_layers=count).step_seconds for count in range(0, 13, 3)]
+    assert steps == sorted(steps, reverse=True)
+
+
+def test_stalls_have_a_cause_of_their_own():
+    names = {span.name for span in predict(6.0, slots=2).timeline.spans if span.is_stall}
+    assert "stall:weights" in names
+
+
+def test_the_quick_way_takes_the_simulator():
+    strategy = Strategy.of("zenflow", topk_ratio=0, streams=Streams(slots=2))
+    quick, slow = steady(costs(3.0), strategy), simulate(costs(3.0), strategy)
+    assert quick.step_seconds == slow.step_seconds
+
+
+def test_a_large_model_on_a_small_card_is_hidden_from_some_thousand_tokens_on():
+    """On PCIe 4 a micro-batch of 8K tokens hides the visits, and one of 1K does not."""
+    machine = find_machine("rtx4090-desktop", 1)
+    shares = []
+    for batch in (1, 8):
+        workload = Workload.of_config(
+            *find_model("qwen3-14b"), batch_size=batch, sequence=1024, checkpointing=True
+        )
+        its_costs = costs_of(workload, machine)
+        assert len(layers_of(its_costs.segments)) == 40
+        strategy = Strategy.of("zenflow", topk_ratio=0, queue_depth=4, streams=Streams())
+        found = simulate(its_costs, strategy)
+        shares.append(its_costs.compute_seconds / found.step_seconds)
+    assert shares[0] < 0.5
+    assert shares[1] > 0.85
+
+
+@pytest.mark.parametrize(
+    ("changes", "streams", "message"),
+    [
+        ({"topk_ratio": 0.1}, {}, "topk_ratio=0"),
+        ({"overlap_step": False}, {}, "land behind"),
+        ({"full_warm_up_rounds": 2}, {}, "land behind"),
+        ({"releases": False}, {}, "release mode"),
+        ({}, {"resident_layers": 13}, "at most 12"),
+    ],
+)
+def test_what_is_not_predicted_is_refused(changes, streams, message):
+    strategy = Strategy.of("zenflow", **{"topk_ratio": 0, **changes}, streams=Streams(**streams))
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        simulate(costs(1.0), strategy)
+
+
+@pytest.mark.parametrize("streams", [{"slots": 1}, {"slots": 0}, {"resident_layers": -1}])
+def test_numbers_have_rules(streams):
+    with pytest.raises(ConfigError, match=r"at least|or more"):
+        Streams(**streams)
+
+
+def test_other_systems_and_several_devices_have_no_streams():
+    with pytest.raises(ConfigError, match="its own way, or none"):
+        Strategy.of("slideformer", streams=Streams())
+    workload = Workload.of_config(*find_model("gpt2"), batch_size=8)
+    its_costs = costs_of(workload, find_machine("hgx-h100", 8))
+    with pytest.raises(ConfigError, match="one device"):
+        simulate(its_costs, Strategy.of("zenflow", topk_ratio=0, streams=Streams()))
+
+
+# ---- what happens when, to be read ------------------------------------------------------------
+
+GOLDEN = Path(__file__).parent / "streamed.txt"
+"""Steps of four layers with three slots and with two, and with two micro-batches.
+
+A layer takes 1 s of forward and 2 s of backward, and its weights or gradients 1 s each way.
+"""
+
+
+def log(slots, accumulation):
+    """Return what begins in a settled step, a line each."""
+    found = costs_of_phases(
+        forward=4.0, backward=8.0, d2h=4.0, update=1e-3, h2d=4.0, num_params=4 * 10**6,
+        num_layers=4,
+    )  # fmt: skip
+    machine = Machine(found.hardware)
+    strategy = Strategy.of(
+        "zenflow", topk_ratio=0, update_interval=4, streams=Streams(slots=slots)
+    )
+    schedule = strategy.schedule(machine, replace(found, accumulation=accumulation))
+    machine.run(schedule.run(10))
+    start, end = schedule.step_ends[7:9]
+    lanes = ("device", "weights h2d", "weights d2h", "d2h", "h2d")
+    rows = sorted(
+        (
+            (round(span.start - start, 2) + 0.0, lanes.index(span.lane), span)
+            for span in machine.recording.timeline({}).spans
+            if span.seconds > 1e-3 and span.lane in lanes and start <= span.start + 1e-9 < end
+        ),
+        key=lambda row: row[:2],
+    )
+    lines = [
+        f"{begin:5.2f}-{span.end - start:5.2f} {span.lane} {span.name}" for begin, _, span in rows
+    ]
+    return "\n".join([f"{slots} slots, {accumulation} micro-batches", *lines])
+
+
+def test_a_settled_step():
+    logs = "\n\n".join(log(*case) for case in ((3, 1), (2, 1), (3, 2))) + "\n"
+    assert logs == GOLDEN.read_text()
