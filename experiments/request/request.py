@@ -17,9 +17,11 @@ from experiments.training.settings.training import DTYPES, GRADIENT_MODES
 from sim.models.kernels import KERNELS
 from sim.models.recomputation import Recomputation
 from sim.models.workload import ATTENTIONS, LOSSES
+from sim.schedules.streamed import Streams
 from sim.schedules.systems.lora import TARGETS
 from sim.simulate import STRATEGIES, Strategy
 from sim.timing.division import PARALLELS
+from zenflow.errors import ConfigError
 
 MODEL, MACHINE, BATCH, COMPUTE, STRATEGY = "Model", "Machine", "Batch", "Compute", "Strategy"
 """Parts of a request."""
@@ -104,6 +106,11 @@ class Request:
     """Way in which devices share a model: weights whole on each, or sharded as by FSDP2."""
     reshard_after_forward: bool = setting(True, section=STRATEGY)
     """Whether sharded weights are dropped behind forward, and gathered again."""
+    stream: bool = setting(False, section=STRATEGY)
+    """Whether the layers' weights live on the host and visit the device, as by zenflow train
+    --stream."""
+    resident_layers: int = setting(0, section=STRATEGY)
+    """Number of layers that stay on the device under --stream."""
     float32_master: bool | None = setting(None, section=STRATEGY)
     """Whether other systems' AdamW has float32 weights beside 16-bit ones; None is each system's
     own. Without them all of it has 16 bits, as in pure bfloat16 training. They are an option of
@@ -142,8 +149,23 @@ class Request:
             releases=self.gradients == "release",
             parallel=self.parallel,
             reshards=self.reshard_after_forward,
+            streams=self._streams(),
             **{**self.options, **knobs},
         )
+
+    def _streams(self) -> Streams | None:
+        """Return how weights visit the device; None where all stay there.
+
+        Raises:
+            ConfigError: Layers are to stay where none is streamed, or fewer than none.
+        """
+        if self.stream:
+            return Streams(resident_layers=self.resident_layers)
+        if self.resident_layers:
+            raise ConfigError(
+                "resident_layers is of streamed models: give --stream too, or leave it out"
+            )
+        return None
 
 
 SYSTEM_OPTIONS = ("float32_master", "lora_rank", "lora_targets")

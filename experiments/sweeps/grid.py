@@ -167,8 +167,9 @@ class Sweep:
         settings = asdict(self.request)
         strategy = {name: settings.pop(name) for name in DEFAULT_STRATEGY}
         settings["model"] = self.request.model or None
-        # These two are left out at their defaults, as journals have them.
-        sharing = {name: strategy[name] for name in ("parallel", "reshard_after_forward")}
+        # These are left out at their defaults, as journals have them.
+        names = ("parallel", "reshard_after_forward", "stream", "resident_layers")
+        sharing = {name: strategy[name] for name in names}
         return json.loads(  # type: ignore[no-any-return]
             json.dumps(
                 {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from sim.hardware.profile import HardwareProfile
 from sim.machine import Rates
@@ -10,6 +10,7 @@ from sim.memory.engine import EngineMemory
 from sim.memory_parts import DeviceParts, Part, SystemCase
 from sim.models.workload import Workload
 from sim.schedules.parallel.fsdp import sharded_device
+from sim.schedules.streamed import LEAST_ELEMENTS, Streams
 from sim.simulate import Strategy
 from sim.timing.costs import costs_of
 from zenflow.rule.sizes import FRESH_ELEMENTS, PASSING_BYTES, PIECES
@@ -42,19 +43,54 @@ def engine_device_parts(
         )
         at_step = float((own.important + own.resident) * size)
         after = min(whole, at_step + in_flight)
+    weights = Visiting.of(workload, strategy.streams)
     return DeviceParts(
         always=[
-            Part("weights", "device", whole),
+            Part("weights", "device", whole - weights.at_home),
+            Part("visiting weights", "device", weights.on_device, "of layers that are streamed"),
             *_engine_state(own, hardware, has_ring=has_ring, size=size),
             Part("reduction buckets", "device", whole if count > 1 else 0.0, "DDP's default"),
         ],
         in_flight=min(whole, in_flight),
         # Gradients of earlier micro-batches stay until the last one has been added.
-        gradients_before=whole if workload.accumulation > 1 else 0.0,
+        gradients_before=whole - weights.sums_at_home if workload.accumulation > 1 else 0.0,
         gradients_after=after,
         gradients_at_step=at_step,
         step=_engine_step(own, size, releases=releases),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Visiting:
+    """Bytes of a model whose layers visit the device."""
+
+    at_home: float = 0.0
+    """Bytes of all streamed weights, in pinned host memory."""
+    on_device: float = 0.0
+    """Bytes of the largest number of layers that visit at a time."""
+    sums_at_home: float = 0.0
+    """Bytes of sums of gradients that are at home while two layers' are on the device."""
+
+    @classmethod
+    def of(cls, workload: Workload, streams: Streams | None) -> Visiting:
+        """Return the bytes of a model; nothing visits where there are no streams.
+
+        Raises:
+            ConfigError: The model has fewer layers than are to stay.
+        """
+        if streams is None:
+            return cls()
+        sizes = [
+            workload.dtype_bytes
+            * sum(
+                p.numel for p in layer.parameters if len(p.shape) > 1 and p.numel >= LEAST_ELEMENTS
+            )
+            for layer in (workload.layers[index] for index in streams.visiting(workload.layers))
+        ]
+        largest = sorted(sizes, reverse=True)
+        return cls(
+            float(sum(sizes)), float(sum(largest[: streams.slots])), float(sum(largest[2:]))
+        )
 
 
 def _averaged_engine_parts(
@@ -140,9 +176,21 @@ def _engine_step(own: EngineMemory, size: int, *, releases: bool) -> list[Part]:
     ]
 
 
-def engine_host_parts(own: EngineMemory, count: int) -> list[Part]:
-    """Return a host's parts of the engine for so many devices."""
+def engine_host_parts(
+    own: EngineMemory, count: int, weights: Visiting, accumulation: int
+) -> list[Part]:
+    """Return a host's parts of the engine for so many devices.
+
+    Args:
+        own: The engine's need for one device.
+        count: Number of devices.
+        weights: Weights that visit a device.
+        accumulation: Number of micro-batches in a step.
+    """
+    sums = weights.at_home if accumulation > 1 else 0.0
     return [
+        Part("streamed weights", "pinned", count * weights.at_home, "which visit the device"),
+        Part("gradients' sums", "pinned", count * sums, "of streamed weights"),
         Part("optimizer state", "pageable", count * own.host.state, "masters, moments"),
         Part("sums", "pageable", count * own.host.sums, "of windows' gradients"),
         Part("step counts", "pageable", count * own.host.steps),

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from sim.hardware.profile import HardwareProfile
 from sim.memory.chance import chance_to_fit, likely_need
 from sim.memory.engine import engine_memory
-from sim.memory.engine_parts import engine_device_parts, engine_host_parts
+from sim.memory.engine_parts import Visiting, engine_device_parts, engine_host_parts
 from sim.memory_parts import PLACES, Part, SystemCase, fullest, gib
 from sim.models.activations import Activations
 from sim.models.workload import Workload
@@ -292,7 +292,8 @@ def memory_of(
         whole = engine_memory(shapes, strategy.config, workload.dtype_bytes)
         own = whole.divided(strategy.division(hardware)).on(hardware)
         device, depth = engine_device_parts(workload, strategy, own, hardware), own.depth
-        host = engine_host_parts(own, hardware.num_devices)
+        weights = Visiting.of(workload, strategy.streams)
+        host = engine_host_parts(own, hardware.num_devices, weights, workload.accumulation)
     else:
         system = strategy.system
         options = system.options(strategy.options)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import simpy
 
@@ -26,6 +26,14 @@ LEAST_SLOTS = 2
 """Least number of visiting layers that are on the device at a time."""
 LEAST_ELEMENTS = 1 << 16
 """Number of elements below which a weight stays on the device."""
+
+
+class HasElements(Protocol):
+    """Part of a model that knows its size."""
+
+    @property
+    def numel(self) -> int:
+        """Number of elements of all tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +60,11 @@ class Streams:
                 "while the next one comes"
             )
 
-    def visiting(self, segments: Sequence[Segment]) -> list[int]:
+    def visiting(self, segments: Sequence[HasElements]) -> list[int]:
         """Return the segments whose weights visit the device, in the order of forward.
+
+        Args:
+            segments: Segments, or layers, of a whole model.
 
         Raises:
             ConfigError: There are fewer layers than are to stay.
@@ -72,7 +83,7 @@ class Streams:
         return [layer for rank, layer in enumerate(layers) if rank not in stay]
 
 
-def layers_of(segments: Sequence[Segment]) -> list[int]:
+def layers_of(segments: Sequence[HasElements]) -> list[int]:
     """Return the segments that are a model's layers: those of the size with most parameters."""
     sizes = Counter(segment.numel for segment in segments)
     usual = max(sizes, key=lambda size: sizes[size] * size)

@@ -1,0 +1,62 @@
+"""Memory of streamed weights: the engine's own bytes, and what a card is spared."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from sim.hardware.catalog import find_machine
+from sim.memory.engine_parts import Visiting
+from sim.memory.need import memory_of
+from sim.models.table import find_model
+from sim.models.workload import Workload
+from sim.schedules.streamed import Streams
+from sim.simulate import Strategy
+from zenflow import ZenFlowAdamW, ZenFlowConfig, stream_weights
+
+SHAPE = LlamaConfig(
+    vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=6,
+    num_attention_heads=4, num_key_value_heads=4, tie_word_embeddings=False,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("resident", [0, 2])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_bytes_are_the_engines(resident, accumulation):
+    model = LlamaForCausalLM(SHAPE).to(torch.bfloat16)
+    stream = stream_weights(model, "cpu", resident_layers=resident)
+    optimizer = ZenFlowAdamW(
+        model.parameters(), config=ZenFlowConfig(topk_ratio=0), offload_gradients="release",
+        accumulation_steps=accumulation,
+    )  # fmt: skip
+    memory = optimizer.memory
+    optimizer.close()
+    stream.close()
+    workload = Workload.of_config("tiny", SHAPE.to_dict(), accumulation=accumulation)
+    found = Visiting.of(workload, Streams(resident_layers=resident))
+    sums = found.at_home if accumulation > 1 else 0
+    assert memory.home_bytes == found.at_home + sums
+    assert memory.model_bytes == 2 * workload.num_params - found.at_home + found.on_device
+
+
+def need(**streams):
+    machine = find_machine("rtx4090-desktop", 1)
+    workload = Workload.of_config(
+        *find_model("qwen3-14b"), batch_size=4, sequence=1024, checkpointing=True, accumulation=2
+    )
+    strategy = Strategy.of(
+        "zenflow", topk_ratio=0, streams=Streams(**streams) if streams else None
+    )
+    return memory_of(workload, strategy, machine), workload
+
+
+def test_a_card_is_spared_what_visits():
+    (plain, workload), (streamed, _) = need(), need(slots=3)
+    visiting = Visiting.of(workload, Streams(slots=3))
+    kept = {part.name: part.num_bytes for part in streamed.parts}
+    assert kept["streamed weights"] == kept["gradients' sums"] == visiting.at_home
+    assert kept["weights"] + visiting.at_home == 2 * workload.num_params
+    assert plain.device_bytes > 40e9
+    assert streamed.device_bytes < 22e9
+    more, _ = need(slots=3, resident_layers=10)
+    assert streamed.device_bytes < more.device_bytes < plain.device_bytes
+    assert more.host_bytes < streamed.host_bytes
