@@ -43,6 +43,7 @@ class Page:
         num_bytes: Bytes of the weights, with gaps between them.
         on_device: All weights on the device, (num_bytes,), uint8; without memory while away.
         lease: Users of `on_device` beside compute: copies and landing updates.
+        sums_lease: Users of the memory of `sum_at_home`.
         is_here: Whether the parameters are the device's tensors.
         coming: The copy to the device, from its start until the page is here.
         holders: Number of users on the training thread, beside forward and backward.
@@ -78,7 +79,7 @@ class Page:
         for param in params:
             firsts.append(last)
             last += aligned(param.nbytes)
-        self.num_bytes = last
+        self.num_bytes, self._firsts = last, firsts
         memory = device.pinned_slab(last, torch.uint8)
         self.on_device = torch.empty(last, dtype=torch.uint8, device=device.torch_device)
         places = list(zip(params, firsts, strict=True))
@@ -89,7 +90,11 @@ class Page:
         ]
         device.resize(self.on_device, 0, lane, device.mark())
         self._blanks = _blanks(params, device.torch_device)
-        self.lease = Lease()
+        away = (*self._at_home, *self._blanks)
+        self._addresses = {tensor.untyped_storage().data_ptr() for tensor in away}
+        self.lease, self.sums_lease = Lease(), Lease()
+        self._device = device
+        self._sums: list[Tensor] | None = None
         self.is_here = self.is_changed = self.in_graph = False
         self.coming: Completion | None = None
         self.holders = 0
@@ -143,14 +148,25 @@ class Page:
 
     def device_tensor(self, param: Tensor) -> Tensor:
         """Return the device's tensor of a parameter, of its shape and dtype."""
-        index = next(i for i, own in enumerate(self.params) if own is param)
-        return self._visiting[index]
+        return self._visiting[self._index(param)]
+
+    def sum_at_home(self, param: Tensor) -> Tensor:
+        """Return pinned memory for a sum of a parameter's gradients, of its shape and dtype."""
+        if self._sums is None:  # asked for by accumulation alone
+            memory = self._device.pinned_slab(self.num_bytes, torch.uint8)
+            self._sums = [
+                _part_at_home(memory, first, own)
+                for own, first in zip(self.params, self._firsts, strict=True)
+            ]
+        return self._sums[self._index(param)]
+
+    def _index(self, param: Tensor) -> int:
+        return next(i for i, own in enumerate(self.params) if own is param)
 
     def shows(self, param: Tensor) -> bool:
         """Whether a parameter's data is the page's own, and no tensor that somebody has set."""
-        own = (*self._at_home, *self._blanks, self.on_device)
         address = param.untyped_storage().data_ptr()
-        return any(tensor.untyped_storage().data_ptr() == address for tensor in own)
+        return address in self._addresses or address == self.on_device.untyped_storage().data_ptr()
 
 
 def _part_at_home(memory: Tensor, first: int, param: Tensor) -> Tensor:

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from zenflow.lanes.completion import Completion
 from zenflow.lanes.copies import Copy, CopyLane
-from zenflow.lanes.lease import Lease, take
-from zenflow.rule.sizes import aligned
+from zenflow.lanes.lease import take
 from zenflow.streaming.page import Page
+from zenflow.streaming.stream import backward_number
 
 if TYPE_CHECKING:
     from zenflow.columns.layout import SplitParam
@@ -31,10 +31,10 @@ class _PageSums:
 
     homes: dict[SplitParam, Tensor]
     """Pinned memory of each sum."""
-    lease: Lease = field(default_factory=Lease)
-    """Users of that memory."""
     arrived: set[SplitParam] = field(default_factory=set)
-    """Parameters whose gradients have come in this backward."""
+    """Parameters whose gradients have come in the present backward."""
+    backward: int = -1
+    """Number of the present backward."""
     are_home: bool = False
     """Whether the sums so far are at home."""
     coming: tuple[Completion, dict[SplitParam, Tensor]] | None = None
@@ -73,23 +73,15 @@ class GradientSums:
         assert page is not None
         sums = self._sums.get(page)
         if sums is None:
-            sums = self._sums[page] = _PageSums(self._homes_of(page))
+            homes = {own: page.sum_at_home(own.param) for own in self._pages[page]}
+            sums = self._sums[page] = _PageSums(homes)
+        if sums.backward != backward_number():  # the one before has left some out
+            sums.backward = backward_number()
+            sums.arrived.clear()
         sums.arrived.add(split)
         if len(sums.arrived) == len(self._pages[page]):
             sums.arrived.clear()
             self._send(page, sums)
-
-    def _homes_of(self, page: Page) -> dict[SplitParam, Tensor]:
-        splits = self._pages[page]
-        memory = self._stream.device.pinned_slab(
-            sum(aligned(split.param.nbytes) for split in splits), torch.uint8
-        )
-        homes, first = {}, 0
-        for split in splits:
-            part = memory[first : first + split.param.nbytes]
-            homes[split] = part.view(split.param.dtype).view(split.param.shape)
-            first += aligned(split.param.nbytes)
-        return homes
 
     def _send(self, page: Page, sums: _PageSums) -> None:
         stream = self._stream
@@ -107,9 +99,9 @@ class GradientSums:
             device.keep([grad for grad, _ in jobs], stream.down.name)
             return span
 
-        sums.lease.renew()
+        page.sums_lease.renew()
         done = Completion(f"the gradients' sums of layer {page.index} ({stream.down.name})")
-        self._submit(stream.down, run, done, take(done, fills=[sums.lease]), sums)
+        self._submit(stream.down, run, done, take(done, fills=[page.sums_lease]), sums)
         sums.are_home = True
         stream.leave(page)
 
@@ -139,7 +131,7 @@ class GradientSums:
             stream.up,
             lambda: stream.device.transfer(stream.up.name, jobs, mark),
             done,
-            take(done, reads=[sums.lease]),
+            take(done, reads=[page.sums_lease]),
             sums,
         )
         sums.coming = done, there

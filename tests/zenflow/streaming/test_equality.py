@@ -31,6 +31,7 @@ CASES = {
     "a matrix that all layers share": Case(shares=True),
     "layers that are used twice": Case(order=(0, 1, 2, 1, 2, 3, 4)),
     "a layer without a gradient": Case(order=(0, 1, 3, 4), accumulation=2),
+    "a matrix without a gradient now and then": Case(varies=True, accumulation=3),
     "changes of the knobs": Case(
         knobs=((3, {"topk_ratio": 0.5}), (6, {"topk_ratio": 0.2, "update_interval": 4})),
     ),
@@ -79,6 +80,7 @@ def drawn(seed):
         recomputes=draw.choice([None, "reentrant", "non-reentrant"]),
         shares=draw.random() < 0.2,
         order=tuple(draw.choice([(), (), (0, 1, 2, 4), (0, 1, 1, 2, 3, 4)])),
+        varies=draw.random() < 0.3,
         frozen=tuple(draw.choice([(), (), (2,), (0, 4)])),
         accumulation=accumulation,
         steps=steps,
@@ -88,7 +90,9 @@ def drawn(seed):
     )
     if case.recomputes == "reentrant":  # gradients of what is used twice come twice
         case = replace(case, shares=False, order=case.order if len(case.order) < 5 else ())
-    if 0 < len(case.order) < 5:  # what a dropped batch has moved depends on the buckets then
+    if (
+        case.varies or 0 < len(case.order) < 5
+    ):  # what a dropped batch has moved depends on the buckets then
         case = replace(case, drops={})
     return case, {"slots": draw.choice([2, 3, 5]), "resident_layers": draw.choice([0, 1, 3])}
 

@@ -23,9 +23,12 @@ class Block(nn.Module):
         self.up = nn.Linear(width, 2 * width)
         self.down = nn.Linear(2 * width, width, bias=False)
         self.also = also
+        self.is_short = False
 
     def forward(self, x):
         h = self.norm(x)
+        if self.is_short:
+            return x + torch.tanh(self.up(h))[..., : x.shape[-1]]
         if self.also is not None:
             h = h + self.also(h)
         return x + self.down(torch.tanh(self.up(h)))
@@ -44,6 +47,7 @@ class Layered(nn.Module):
         self.head.weight = self.embed.weight
         self.recomputes = recomputes
         self.order = list(range(num_layers))
+        self.varies = False
         self.to(dtype)
 
     def forward(self, tokens):
@@ -57,6 +61,7 @@ class Layered(nn.Module):
         return self.head(x)
 
     def loss(self, step, micro=0):
+        self.layers[1].is_short = self.varies and (step + micro) % 3 == 1
         generator = torch.Generator().manual_seed(1000 * step + micro)
         tokens = torch.randint(17, (3, 7), generator=generator)
         logits = self(tokens[:, :-1]).float()
@@ -72,6 +77,8 @@ class Case:
     recomputes: str | None = None
     shares: bool = False
     order: tuple[int, ...] = ()
+    varies: bool = False
+    """Whether a matrix is left out now and then."""
     frozen: tuple[int, ...] = ()
     accumulation: int = 1
     steps: int = 11
@@ -89,7 +96,7 @@ class Case:
 
     def model(self):
         model = Layered(recomputes=self.recomputes, shares=self.shares, dtype=self.dtype)
-        model.order = list(self.order or model.order)
+        model.order, model.varies = list(self.order or model.order), self.varies
         for index in self.frozen:
             for param in model.layers[index].parameters():
                 param.requires_grad_(param.ndim < 2)
