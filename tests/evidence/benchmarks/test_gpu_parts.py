@@ -42,7 +42,7 @@ def test_both_engines_leave_the_host_the_same_bytes():
 
 @pytest.mark.parametrize("place", ["ring", "staging", "upload"])
 def test_one_wrong_bit_is_noticed_and_its_place_told(place, monkeypatch):
-    pack, send, arrived = GradientRing.pack, CudaDevice.send, CudaDevice._arrived
+    pack, send, arrived = GradientRing.pack, CudaDevice.transfer, CudaDevice._arrived
     done = []
 
     def once(values):
@@ -55,8 +55,8 @@ def test_one_wrong_bit_is_noticed_and_its_place_told(place, monkeypatch):
         once(found[0][0][0])
         return found
 
-    def sent(device, jobs, after):
-        spans = send(device, jobs, after)
+    def sent(device, lane, jobs, after):
+        spans = send(device, lane, jobs, after)
         once(jobs[0][1])
         return spans
 
@@ -67,7 +67,7 @@ def test_one_wrong_bit_is_noticed_and_its_place_told(place, monkeypatch):
 
     owner, name, function = {
         "ring": (GradientRing, "pack", packed),
-        "staging": (CudaDevice, "send", sent),
+        "staging": (CudaDevice, "transfer", sent),
         "upload": (CudaDevice, "_arrived", came),
     }[place]
     monkeypatch.setattr(owner, name, function)
