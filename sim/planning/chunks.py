@@ -61,12 +61,16 @@ def with_chunks(chooser: Chooser, choice: Choice) -> tuple[Chooser, Choice] | No
 def _may_help(chooser: Chooser) -> bool:
     """Whether chunks are open for a workload, and save a share of the device worth a search."""
     work = chooser.workload
-    if work.loss != "tokens" or work.kernels != "eager" or work.traced is not None:
-        return False  # the loss is not ours: asked for, another kernel's, or as it was traced
-    if work.against_chunks is not None:
+    if not loss_is_ours(work):
         return False
     saved = _loss_bytes(work) - _loss_bytes(replace(work, loss="chunks"))
     return saved > _SMALL * chooser.hardware.device.memory.value
+
+
+def loss_is_ours(work: Workload) -> bool:
+    """Whether the loss may come in chunks: not asked for, another kernel's, or as traced."""
+    is_plain = work.loss == "tokens" and work.kernels == "eager" and work.traced is None
+    return is_plain and work.against_chunks is None
 
 
 def _loss_bytes(work: Workload) -> float:

@@ -103,6 +103,9 @@ class Option:
             "sequence": work.sequence,
             "checkpointing": work.checkpointing,
             "chunked_loss": work.loss == "chunks",
+            "streams": None
+            if self.strategy.streams is None
+            else {"resident_layers": self.strategy.streams.resident_layers},
             "config": None if config is None else config.to_dict(),
             "queue_depth": self.need.queue_depth,
             "rule": self.rule,
@@ -174,7 +177,11 @@ class Planner:
 
     def option(self, workload: Workload, strategy: Strategy) -> Option:
         """Return a strategy for a workload without changes, predicted if it may fit."""
-        return self.option_of(memory_of(workload, strategy, self.hardware))
+        return self.option_of(self.need(workload, strategy))
+
+    def need(self, workload: Workload, strategy: Strategy) -> MemoryNeed:
+        """Return the memory that a strategy needs for a workload on the machine."""
+        return memory_of(workload, strategy, self.hardware)
 
     def option_of(self, need: MemoryNeed, hardware: HardwareProfile | None = None) -> Option:
         """Return the option with this need, predicted if it may fit.
@@ -208,7 +215,8 @@ class Planner:
             config = replace(strategy.config, queue_depth=need.queue_depth)
             strategy = replace(strategy, config=config)
         how = (strategy.name, strategy.parallel, strategy.reshards, str(strategy.options))
-        key = (*_key(workload), *how, strategy.config)
+        streams = str(strategy.streams)
+        key = (*_key(workload), *how, streams, strategy.config)
         if key not in self._known:
             # One window is enough where steps repeat; with a lag in between they take longer to.
             repeats = strategy.config is None or strategy.config.effective_lag() <= 1

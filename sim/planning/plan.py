@@ -21,6 +21,7 @@ from sim.planning.chunks import in_chunks, with_chunks
 from sim.planning.improvements import Improvement
 from sim.planning.options import Option
 from sim.planning.rules import EXACT
+from sim.planning.streams import with_streams
 from sim.simulate import STRATEGIES, SYSTEMS, Strategy
 from zenflow.host_state import GradientLink, HostState
 
@@ -68,6 +69,10 @@ class Plan:
     None unless compact state was tried because nothing else fits."""
     without_chunks: Option | None = None
     """Option with whole logits; None unless a loss in chunks was found to be better."""
+    streamed: Option | None = None
+    """Option whose layers visit the device.
+
+    None unless nothing else may fit one device, and this is likely to."""
     largest: str | None = None
     """Largest model of the table that one device trains; None unless this one's weights exceed a
     device."""
@@ -123,6 +128,7 @@ class Plan:
             if self.without_compact is None
             else [item.to_dict() for item in self.without_compact],
             "without_chunks": self.without_chunks and self.without_chunks.to_dict(),
+            "streamed": self.streamed and self.streamed.to_dict(),
         }
 
 
@@ -214,6 +220,7 @@ def plan(
         improvements=tuple(upgrades.improvements(presets, parallel)),
         without_compact=without_compact,
         without_chunks=without_chunks,
+        streamed=_streamed(chooser, choice, presets),
         largest=beside.largest(),
     )
 
@@ -230,6 +237,16 @@ def _chosen(
             without = tuple(Beside(chooser, choice).improvements(presets, parallel))
             return compact, found, without
     return chooser, choice, None
+
+
+def _streamed(chooser: Chooser, choice: Choice, presets: Sequence[str]) -> Option | None:
+    """Return `Plan.streamed`."""
+    hardware = chooser.hardware
+    if choice.shown is not None or "zenflow" not in presets:
+        return None
+    if hardware.total_devices > 1 or hardware.device.is_cpu:
+        return None
+    return with_streams(chooser.planners[1], chooser.workload)
 
 
 def _interval(choice: Choice, draws: int) -> Interval | None:

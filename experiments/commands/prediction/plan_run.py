@@ -41,7 +41,7 @@ def train_command(plan: Plan, wishes: Wishes) -> str | None:
 
     None if none fits, or if it recomputes a part of the layers, which `zenflow train` does not.
     """
-    options = [*plan.per_devices, *([plan.likeliest] if plan.likeliest else [])]
+    options = [*plan.per_devices, *filter(None, (plan.likeliest, plan.streamed))]
     option = next((option for option in options if option.need.num_devices == 1), None)
     if option is None or not isinstance(option.need.workload.checkpointing, bool):
         return None
@@ -53,6 +53,7 @@ def train_command(plan: Plan, wishes: Wishes) -> str | None:
         words += [f"--{name.replace('_', '-')}", value] if value else []
     words += ["--dtype", work.dtype, *(["--checkpointing"] if work.checkpointing else [])]
     words += [] if option.strategy.releases else ["--gradients", "keep"]
+    words += [] if option.strategy.streams is None else ["--stream"]
     words += ["--batch-size", str(work.batch_size), "--sequence", str(work.sequence)]
     words += ["--grad-accum", str(work.accumulation)] if work.accumulation > 1 else []
     rate = learning_rate(wishes.model)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.commands.prediction.plan_accuracy import accuracy
 from experiments.commands.prediction.plan_chunks import chunks, likeliest
-from experiments.commands.prediction.plan_run import Wishes, what_to_run
+from experiments.commands.prediction.plan_run import Wishes, train_command, what_to_run
 from sim.memory.chance import LIKELY
 from sim.memory_parts import gib
 from sim.planning.rules import rounds
@@ -91,10 +91,11 @@ def _likeness(option: Option) -> str:
 def answer(plan: Plan, wishes: Wishes) -> list[str]:
     """Return the advice, the most important first and the command last."""
     if plan.needs_sharding:
-        return _sharding(plan)
+        return [*_sharding(plan), *_streamed(plan, wishes)]
     chosen = plan.shown
     if chosen is None:
-        return ["Nothing fits this machine, with fewer tokens to a step either.", *_changes(plan)]
+        said = "Nothing fits this machine, with fewer tokens to a step either."
+        return [said, *_changes(plan), *_streamed(plan, wishes)]
     return [
         *_rounded(plan, chosen),
         *chunks(plan, chosen),
@@ -126,6 +127,23 @@ def _sharding(plan: Plan) -> list[str]:
         lines.append(f"The largest model of the table that this machine trains: {plan.largest}.")
     lines += [f"With {item.change}: {_offer(plan, item)}." for item in plan.improvements]
     return lines
+
+
+def _streamed(plan: Plan, wishes: Wishes) -> Iterator[str]:
+    """Yield the step of layers that visit the device, with its command."""
+    option = plan.streamed
+    if option is None or option.prediction is None:
+        return
+    need, done = option.need, option.prediction
+    yield (
+        f"But its layers can visit the {plan.hardware.device.name}: {option.label}. Predicted are "
+        f"{option.tokens_per_second:,.0f} tokens/s, {option.step_seconds:.3g} s a step, stalled "
+        f"for {done.stall_fraction:.0%} of it, with {gib(need.device_bytes)} of device memory and "
+        f"{gib(need.host_bytes)} of host memory. Streamed weights have not run on a GPU yet."
+    )
+    command = train_command(plan, wishes)
+    if command is not None:
+        yield f"    {command}"
 
 
 def _changes(plan: Plan) -> Iterator[str]:

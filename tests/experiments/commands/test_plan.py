@@ -106,6 +106,28 @@ def test_the_last_line_is_a_command_that_train_takes(asked):
     assert found["command"] == ran.stdout.splitlines()[-1].strip()
 
 
+def test_a_model_of_more_than_the_card_is_told_to_visit_it():
+    asked = [
+        "plan",
+        "--model",
+        "qwen3-14b",
+        "--gpu",
+        "rtx4090",
+        "--host-ram",
+        "256",
+        "--draws",
+        "0",
+    ]
+    ran, found = run(*asked), record(*asked)
+    assert "its layers can visit the rtx4090" in ran.output
+    assert found["command"] == ran.stdout.splitlines()[-1].strip()
+    settings = settings_of(command_of(ran.stdout))
+    assert settings.stream
+    assert settings.resident_layers == found["streamed"]["streams"]["resident_layers"]
+    assert settings.config(None).topk_ratio == 0
+    assert settings.batch_size == found["streamed"]["batch_size"]
+
+
 def test_the_model_is_called_as_the_hub_calls_it():
     found = record("plan", "--model", "qwen2.5-1.5b", "--gpu", "rtx3090", "--draws", "0")
     assert settings_of(shlex.split(found["command"])[2:]).model == "Qwen/Qwen2.5-1.5B"

@@ -38,7 +38,7 @@ def streamed_races(changes, slots=2, resident=0, layers=4, dtype=torch.float32, 
     ],
     ids=str,
 )
-@pytest.mark.parametrize("slots", [2, 3])
+@pytest.mark.parametrize("slots", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_rule(changes, slots):
     assert streamed_races(changes, slots, steps=6) == []
 

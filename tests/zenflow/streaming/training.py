@@ -81,7 +81,7 @@ class Case:
     """Whether a matrix is left out now and then."""
     frozen: tuple[int, ...] = ()
     accumulation: int = 1
-    steps: int = 11
+    steps: int = 8
     evaluations: tuple[int, ...] = ()
     drops: dict[int, int] = field(default_factory=dict)
     """Number of backward passes of each step that is dropped."""
