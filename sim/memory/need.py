@@ -194,8 +194,7 @@ class MemoryNeed:
         if place == "device" and weights > hardware.device.memory.value:
             yield (
                 f"the weights alone are {gib(weights)}: shard them over more devices "
-                "(--parallel fsdp), or stream them (megatrain, slideformer, roundpipe), which the "
-                "engine does not"
+                "(--parallel fsdp), or let layers visit one (--stream with zenflow)"
             )
         config = self.strategy.config
         if place == "host" and config is not None:

@@ -127,7 +127,7 @@ def plan_command(context: click.Context, /, **flags: Any) -> None:
         click.echo(json.dumps(strict(record), indent=2, allow_nan=False))
     else:
         _print(found, notes, wishes)
-    if found.shown is None:
+    if found.shown is None and found.streamed is None:
         sys.exit(1)
 
 
