@@ -154,6 +154,10 @@ class ZenFlowTrainerMixin(_Mixed):
             ValueError: The arguments ask for another optimizer, or for what the mode lacks.
         """
         self._streams = stream is not False
+        if self._streams and not release:  # before any weight has moved
+            raise ValueError(
+                "stream needs gradients that leave in backward: leave release=False out"
+            )
         self._stream_options = dict(stream) if isinstance(stream, Mapping) else {}
         super().__init__(*args, **kwargs)
         if self._streams and self.weight_stream is None and self.model is not None:
@@ -247,10 +251,6 @@ def _check_trainer(trainer: Trainer, *, release: bool, streams: bool) -> None:
         (
             not release or args.world_size == 1,
             f"release mode is for one rank, and there are {args.world_size}: set release=False",
-        ),
-        (
-            release or not streams,
-            "stream needs gradients that leave in backward: leave release=False out",
         ),
         (
             not streams or args.n_gpu <= 1,

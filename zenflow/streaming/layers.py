@@ -75,7 +75,7 @@ def spread(num_layers: int, num_resident: int) -> set[int]:
 
 
 def streamed_params(
-    model: nn.Module, layers: Sequence[nn.Module]
+    model: nn.Module, layers: Sequence[nn.Module], least_elements: int
 ) -> Iterator[tuple[int, nn.Module, list[nn.Parameter]]]:
     """Yield (rank, layer, parameters that are streamed) of each layer that has such parameters.
 
@@ -95,7 +95,7 @@ def streamed_params(
             param
             for param in layer.parameters()
             if param.ndim >= 2
-            and param.numel() >= LEAST_ELEMENTS
+            and param.numel() >= least_elements
             and param.is_contiguous()
             and users[id(param)] == 1
             and id(param) not in outside

@@ -33,6 +33,7 @@ def stream_weights(
     layers: Sequence[nn.Module] | None = None,
     resident_layers: int = 0,
     slots: int = 3,
+    least_elements: int = LEAST_ELEMENTS,
     wait_timeout: float = 600.0,
 ) -> WeightStream:
     """Let the weights of a model's layers live on the host, and visit the device to be used.
@@ -53,6 +54,7 @@ def stream_weights(
         resident_layers: Number of layers that stay on the device, evenly spread over the depth.
         slots: Largest number of layers on the device beside these, at least 2. With 3, one
             computes, one comes, and one goes home.
+        least_elements: Number of elements below which a weight stays on the device.
         wait_timeout: Seconds after which a wait for a copy is an error.
 
     Returns:
@@ -83,11 +85,13 @@ def stream_weights(
             "next one comes"
         )
     stay = spread(len(chosen), resident_layers)
-    found = [each for each in streamed_params(model, chosen) if each[0] not in stay]
+    found = [
+        each for each in streamed_params(model, chosen, least_elements) if each[0] not in stay
+    ]
     if not found and resident_layers < len(chosen):
         raise ValueError(
             f"the {len(chosen)} layers have no weight to stream: those of fewer than "
-            f"{LEAST_ELEMENTS:,} elements, of gaps in memory, or shared with other layers stay on "
+            f"{least_elements:,} elements, of gaps in memory, or shared with other layers stay on "
             "the device. Train the model without stream_weights(), or name other layers"
         )
     _check_host(found)

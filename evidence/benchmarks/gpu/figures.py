@@ -154,6 +154,14 @@ def shown_figures(cells: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             if "device_seconds" in run:
                 found[f"{own}, ms of step()"] = 1e3 * run["device_seconds"].get("step", 0.0)
                 found[f"{own}, stalled %"] = 100 * run["stall_fraction"]
+        visits = [run["losses"] for run in cell["runs"] if "visit" in run["name"]]
+        stays = next((run["losses"] for run in cell["runs"] if run["name"] == "all stay"), None)
+        if visits and stays is not None:
+            found[f"{name}: losses that visits change"] = sum(
+                own != usual
+                for losses in visits
+                for own, usual in zip(losses, stays, strict=False)  # as many as time sufficed for
+            )
     return found
 
 

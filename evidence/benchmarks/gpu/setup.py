@@ -98,6 +98,7 @@ SERIES: Mapping[str, tuple[Cell, ...]] = {
     "1b-short": tuple(Cell(model="1b", batch=batch, sequence=1024) for batch in (8, 16, 1)),
     "8b-capped": _large(3, 6),
     "8b": _large(8),
+    "8b-visits": _large(4, 8),
     "1b": _series("1b", 1024, 16, 8, 1, recomputed=32),
     "1b-long": _series("1b", 4096, 4, 2, recomputed=8),
     "3b": _series("3b", 1024, 8, 1, recomputed=8),

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from evidence.benchmarks.gpu.baselines import compute_seconds, fused_baseline
 from evidence.benchmarks.gpu.figures import (
@@ -44,11 +45,14 @@ from experiments.calibration.parts import synchronize
 from experiments.output.files import write_json, write_text
 from sim.hardware.unknown import generic_gpu
 from sim.memory.need import memory_of
+from sim.schedules.streamed import Streams, layers_of
 from sim.simulate import Strategy
-from zenflow import Timeline, ZenFlowAdamW, ZenFlowConfig
+from zenflow import Timeline, ZenFlowAdamW, ZenFlowConfig, stream_weights
 from zenflow.config import PRESETS
 from zenflow.device.kernels.choice import KernelChoice
 from zenflow.host import kernel
+from zenflow.streaming.layers import LEAST_ELEMENTS, find_layers
+from zenflow.streaming.stream import WeightStream
 
 RELEASE, KEEP = "release", "keep"
 DRIFT = "on_device again"
@@ -67,6 +71,16 @@ class Run:
     mode: str = RELEASE
     knobs: Mapping[str, Any] = field(default_factory=dict)
     kernels: KernelChoice = "auto"
+    staying: float | None = None
+    """Fraction of the layers that stay on the device while the others visit; None streams none."""
+
+    def stream(self, model: nn.Module, bench: Bench) -> WeightStream | None:
+        """Let the layers that don't stay visit the device."""
+        if self.staying is None:
+            return None
+        layers = round(self.staying * len(find_layers(model)))
+        least = 1 if bench.options.smoke else LEAST_ELEMENTS
+        return stream_weights(model, bench.device, resident_layers=layers, least_elements=least)
 
     def config(self, options: Namespace) -> ZenFlowConfig:
         """Return the configuration under a command's options."""
@@ -86,13 +100,21 @@ RUNS = (
 )
 ALL_DEFERRED = Run("zenflow, k 0", "zenflow", knobs={"topk_ratio": 0.0})
 """A run for cards that have no room for important columns; only where it is asked for."""
-NAMES = (*BASELINES, *(run.name for run in (*RUNS, ALL_DEFERRED)))
+_COMPACT = {"topk_ratio": 0.0, "host_state": "compact"}  # or the host had no room for homes
+VISITS = (
+    Run("all stay", "zenflow", knobs=_COMPACT),
+    Run("half visit", "zenflow", knobs=_COMPACT, staying=0.5),
+    Run("all visit", "zenflow", knobs=_COMPACT, staying=0.0),
+)
+"""Runs of streamed weights, with equal losses; only where they are asked for."""
+_ASKED = (ALL_DEFERRED, *VISITS)
+NAMES = (*BASELINES, *(run.name for run in (*RUNS, *_ASKED)))
 
 
 def chosen(names: Sequence[str] | None) -> list[Run]:
     """Return the runs of some names, in their own order; without names all but the last."""
-    return [run for run in (*RUNS, ALL_DEFERRED)
-            if (run is not ALL_DEFERRED if names is None else run.name in names)]  # fmt: skip
+    return [run for run in (*RUNS, *_ASKED)
+            if (run not in _ASKED if names is None else run.name in names)]  # fmt: skip
 
 
 def measure(bench: Bench, run: Run, num_left: int) -> tuple[dict[str, Any], Timeline]:
@@ -100,6 +122,7 @@ def measure(bench: Bench, run: Run, num_left: int) -> tuple[dict[str, Any], Time
     bench.free()
     made = time.perf_counter()
     model = bench.model()
+    stream = run.stream(model, bench)
     config = run.config(bench.options)
     optimizer = ZenFlowAdamW(
         model.named_parameters(),
@@ -133,6 +156,7 @@ def measure(bench: Bench, run: Run, num_left: int) -> tuple[dict[str, Any], Time
             "wall_seconds": timed.wall_seconds,
             "garbage_collection": dict(timed.pauses),
             "memory": optimizer.memory.to_dict(),
+            "visiting_layers": 0 if stream is None else len(stream.pages),
             "peak_device_bytes": bench.peak_bytes(),
             "predicted_device_bytes": predicted_peak(bench, run),
             "peak_host_bytes": host_peak_bytes(),
@@ -150,6 +174,8 @@ def measure(bench: Bench, run: Run, num_left: int) -> tuple[dict[str, Any], Time
         }
     finally:
         optimizer.close()
+        if stream is not None:
+            stream.close()
     return record, timeline
 
 
@@ -157,10 +183,14 @@ def predicted_peak(bench: Bench, run: Run) -> float | None:
     """Return the device memory that the simulator predicts, its context aside; None on a CPU."""
     if bench.device.type == "cpu":
         return None
+    work, streams = bench.cell.workload(), None
+    if run.staying is not None:
+        streams = Streams(resident_layers=round(run.staying * len(layers_of(work.layers))))
     strategy = Strategy(
-        name=run.preset, config=run.config(bench.options), releases=run.mode == RELEASE
-    )
-    need = memory_of(bench.cell.workload(), strategy, generic_gpu())
+        name=run.preset, config=run.config(bench.options), releases=run.mode == RELEASE,
+        streams=streams,
+    )  # fmt: skip
+    need = memory_of(work, strategy, generic_gpu())
     parts = (part for part in need.parts if part.place == "device" and part.name != "framework")
     return float(sum(part.num_bytes for part in parts))
 

@@ -324,7 +324,7 @@ def test_parts_run_without_packages_that_they_do_not_ask_for():
 
 
 def test_every_call_fits_its_time_and_its_predictions_have_parts():
-    assert set(CALLS) == set(PREDICTED) == {1, 2, 3, 4, 5}
+    assert set(CALLS) == set(PREDICTED) == {1, 2, 3, 4, 5, 6}
     for number, parts in CALLS.items():
         assert sum(each.limit for each in parts) < loan._SECONDS + 60
         names = {each.name for each in parts}
@@ -389,9 +389,19 @@ def test_predictions_are_of_figures_that_parts_leave():
     shapes = [{"shape": [8192, 2048], "bytes_per_second": 1.0, "seconds_per_parameter": 1.0}]
     rows = [{**row, "part": name, "implementation": "torch"}
             for row in shapes for name in ("pack", "land", "fresh step")]  # fmt: skip
-    run = {"step_seconds": {"median": 1.0}, "stall_fraction": 0.0, "device_seconds": {}}
+    run = {
+        "step_seconds": {"median": 1.0},
+        "stall_fraction": 0.0,
+        "device_seconds": {},
+        "losses": [],
+    }
     run["peak_device_bytes"] = 2**30
-    series = {"presets-1b": "1b-short", "presets-8b-capped": "8b-capped", "presets-8b": "8b"}
+    series = {
+        "presets-1b": "1b-short",
+        "presets-8b-capped": "8b-capped",
+        "presets-8b": "8b",
+        "presets-8b-visits": "8b-visits",
+    }
     report = {"held_out": {"8": 1.0}, "weights": "abc"}
     names = ("on_device 0", "S 4 0", "S 16 0", "resumed 0")
     made = {

@@ -21,12 +21,11 @@ from zenflow.integrations.transformers import ZenFlowTrainer, ZenFlowTrainerMixi
 
 pytestmark = pytest.mark.filterwarnings("default")  # those of other packages are not ours
 
-STREAM = {"slots": 2}
+STREAM = {"slots": 2, "least_elements": 1000}
 
 
 @pytest.fixture(autouse=True)
-def tiny_layers(monkeypatch):
-    monkeypatch.setattr("zenflow.streaming.layers.LEAST_ELEMENTS", 1000)
+def _gradients_of_no_other_test():
     GradientState._reset_state()
 
 
@@ -58,7 +57,7 @@ def trainer_in(folder, stream, **changes):
 
 def test_transformers_trainer(tmp_path):
     found = {}
-    for stream in (False, True, STREAM):
+    for stream in (False, STREAM, {**STREAM, "slots": 3, "resident_layers": 1}):
         folder = tmp_path / str(stream)
         trainer = trainer_in(folder, stream)
         assert (trainer.weight_stream is not None) == bool(stream)

@@ -74,7 +74,9 @@ class Training:
         self.model = model or TinyStack(num_layers=3)
         self.stream = None
         if streamed is not None:
-            self.stream = stream_weights(self.model, CheckedRuntime.device, **streamed)
+            self.stream = stream_weights(
+                self.model, CheckedRuntime.device, least_elements=1, **streamed
+            )
         for param in self.model.parameters():
             if page_of(param) is None:
                 checker.on_device(param.data)

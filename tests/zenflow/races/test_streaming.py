@@ -15,11 +15,6 @@ from zenflow.lanes.lease import Lease
 from zenflow.streaming.stream import DOWN, UP, WeightStream
 
 
-@pytest.fixture(autouse=True)
-def tiny_layers(monkeypatch):
-    monkeypatch.setattr("zenflow.streaming.layers.LEAST_ELEMENTS", 1)
-
-
 def streamed_races(changes, slots=2, resident=0, layers=4, dtype=torch.float32, **settings):
     model = TinyStack(num_layers=layers, dtype=dtype)
     streamed = {"slots": slots, "resident_layers": resident}

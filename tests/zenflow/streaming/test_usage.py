@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.zenflow.streaming.training import Case, Layered, train, weights
+from tests.zenflow.streaming.training import LEAST, Case, Layered, train, weights
 from zenflow import GradientError, PacedLink, ZenFlowAdamW, ZenFlowConfig, stream_weights
 from zenflow.step.gradients.released import ReleasedGradient
 
@@ -19,7 +19,7 @@ CASE = Case()
 @pytest.fixture
 def streamed():
     model = CASE.model()
-    stream = stream_weights(model, "cpu", slots=2)
+    stream = stream_weights(model, "cpu", slots=2, **LEAST)
     yield model, stream
     if stream.has_optimizer:
         stream.stop_training()
@@ -77,7 +77,7 @@ def test_closing_leaves_a_plain_model(streamed):
 def test_a_model_that_is_gone_leaves_no_thread():
     before = set(threading.enumerate())
     model = CASE.model()
-    stream_weights(model, "cpu")
+    stream_weights(model, "cpu", **LEAST)
     gone = weakref.ref(model)
     assert set(threading.enumerate()) - before
     del model
@@ -301,7 +301,7 @@ def test_quantized_weights_are_refused():
     model = Layered()
     model.layers[0].up.weight = nn.Parameter(torch.zeros(3, 3, dtype=torch.int8), False)
     with pytest.raises(ValueError, match="quantized"):
-        stream_weights(model, "cpu")
+        stream_weights(model, "cpu", **LEAST)
 
 
 def test_a_model_is_streamed_once(streamed):
@@ -337,7 +337,7 @@ def test_a_second_optimizer_is_refused(streamed):
 def test_an_optimizer_that_was_made_first(mode):
     model = CASE.model()
     optimizer = CASE.optimizer(model, offload_gradients=mode)
-    stream = stream_weights(model, "cpu")
+    stream = stream_weights(model, "cpu", **LEAST)
     with pytest.raises(RuntimeError, match="make it after stream_weights"):
         take_steps(model, optimizer, [0])
     optimizer.close()
@@ -346,7 +346,7 @@ def test_an_optimizer_that_was_made_first(mode):
 
 def test_models_that_are_streamed_apart_have_optimizers_apart():
     models = [CASE.model(), CASE.model()]
-    streams = [stream_weights(model, "cpu") for model in models]
+    streams = [stream_weights(model, "cpu", **LEAST) for model in models]
     with pytest.raises(ValueError, match="2 streamed models"):
         ZenFlowAdamW(
             [p for model in models for p in model.parameters()],

@@ -12,6 +12,8 @@ from tests.zenflow.decisions import decisions
 from zenflow import LoggedDecisions, ZenFlowAdamW, ZenFlowConfig, stream_weights
 
 WIDTH = 12
+LEAST = {"least_elements": 100}
+"""Even the weights of tiny layers are streamed."""
 
 
 class Block(nn.Module):
@@ -153,7 +155,7 @@ def train(case, streamed=None, **settings):
     """
     model, outcome = case.model(), Outcome()
     if streamed is not None:
-        outcome.stream = stream_weights(model, "cpu", **streamed)
+        outcome.stream = stream_weights(model, "cpu", **{**LEAST, **streamed})
     optimizer = case.optimizer(model, **settings)
     for step in range(case.steps):
         passes = case.drops.get(step, case.accumulation)

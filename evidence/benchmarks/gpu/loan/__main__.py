@@ -1,7 +1,7 @@
 """One call of a loan: parts one after another, whose records are whole whenever it is cut.
 
     python -m evidence.benchmarks.gpu.loan plan   what to carry, and the lines to type
-    python -m evidence.benchmarks.gpu.loan N --out DIR   call N, of 1 to 5
+    python -m evidence.benchmarks.gpu.loan N --out DIR   call N, of 1 to 6
     python -m evidence.benchmarks.gpu.loan N --out DIR --smoke  on the CPU, tiny
 
 DIR gets records.tar.gz and table.txt, written anew while a part runs and behind it. Packages that
@@ -36,7 +36,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the command's options."""
     parser = argparse.ArgumentParser(description="A call of a loan.")
     add = parser.add_argument
-    add("call", choices=["plan", *"12345"], help="which, or what to bring and to type")
+    add("call", choices=["plan", *map(str, CALLS)], help="which, or what to bring and to type")
     add("--out", type=Path, default=Path("runs/gpu_loan"), help="for records.tar.gz, table.txt")
     add("--seconds", type=float, default=_SECONDS, help="for all parts together")
     add("--parts", nargs="+", metavar="PART", help="these only")

@@ -1,4 +1,4 @@
-"""The five calls of a loan: their parts, the limits of these, and what is expected of them.
+"""The six calls of a loan: their parts, the limits of these, and what is expected of them.
 
 If time is cut, calls 1, 3 and 2 tell most. Every part runs by itself, under `guard`.
 """
@@ -185,6 +185,19 @@ CALLS: Mapping[int, tuple[Part, ...]] = {
         ),
     ),
     5: (Part(name="peers", limit=420, command=_peers, host_gib=64),),
+    6: (
+        Part(
+            name="presets-8b-visits",
+            needs=_SIMULATOR,
+            limit=420,
+            command=_series(
+                "8b-visits",
+                ("all stay", "half visit", "all visit"),
+                f"{_LARGE} --queue-depth 2",
+            ),
+            host_gib=100,
+        ),
+    ),
 }
 """Parts of each call, in order. What tells most comes first."""
 
@@ -216,6 +229,10 @@ PREDICTED: Mapping[int, Mapping[str, str]] = {
     },
     4: {},
     5: {},
+    6: {
+        "presets-8b-visits: 8b, 4 x 1024, recomputed: losses that visits change": "0",
+        "presets-8b-visits: 8b, 8 x 1024, recomputed: losses that visits change": "0",
+    },
 }
 """Numbers expected before anything had run: estimates, for an H100."""
 

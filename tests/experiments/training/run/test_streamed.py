@@ -1,16 +1,20 @@
 """Runs whose weights are streamed are those whose weights stay, file by file."""
 
+from functools import partial
+
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from tests.experiments.deadly_runs import differences, trial
 from tests.experiments.runs import FAST, ended, steps, trained, write_text
+from zenflow import stream_weights
 
 
 @pytest.fixture
 def flags(tmp_path, blank_pictures, monkeypatch):
-    monkeypatch.setattr("zenflow.streaming.layers.LEAST_ELEMENTS", 1000)
+    visiting = partial(stream_weights, least_elements=1000)
+    monkeypatch.setattr("experiments.training.parts.setup.stream_weights", visiting)
     return [*FAST, "--data", write_text(tmp_path / "text.txt"), "--warmup", "0"]
 
 
@@ -56,7 +60,7 @@ def test_settings_that_do_not_go_together(tmp_path, flags, more, message):
 
 
 def test_layers_without_a_weight_to_stream_are_refused(tmp_path, flags, monkeypatch):
-    monkeypatch.setattr("zenflow.streaming.layers.LEAST_ELEMENTS", 1 << 30)
+    monkeypatch.setattr("experiments.training.parts.setup.stream_weights", stream_weights)
     assert "no weight to stream" in ended(2, *flags, "--out", tmp_path / "run", "--stream")
 
 

@@ -1,8 +1,0 @@
-"""Even the weights of tiny layers are streamed."""
-
-import pytest
-
-
-@pytest.fixture(autouse=True)
-def tiny_layers(monkeypatch):
-    monkeypatch.setattr("zenflow.streaming.layers.LEAST_ELEMENTS", 100)
