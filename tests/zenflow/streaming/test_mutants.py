@@ -7,6 +7,7 @@ from tests.zenflow.streaming.training import Case, train
 from zenflow import PacedLink
 from zenflow.columns import handover
 from zenflow.columns.layout import SplitParam
+from zenflow.device.cpu import CpuDevice
 from zenflow.errors import ZenFlowError
 from zenflow.lanes.copies import CopyLane
 from zenflow.rule import blocks
@@ -18,6 +19,17 @@ PLAIN = Case(config={"topk_ratio": 0.2, "select_interval": 2}, recomputes="non-r
 ACCUMULATED = Case(accumulation=2)
 SLOW = PacedLink(1e9, 1e6)
 """A link over which landings are late."""
+
+
+@pytest.fixture(autouse=True)
+def memory_that_is_given_up_reads_nan(monkeypatch):
+    """An error must not crash the tests: memory stays, and no number in it is of use."""
+
+    def poison(self, memory, num_bytes, lane, after):
+        if not num_bytes:
+            memory.fill_(0xFF)
+
+    monkeypatch.setattr(CpuDevice, "resize", poison)
 
 
 def nothing(_):
