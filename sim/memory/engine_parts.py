@@ -10,10 +10,10 @@ from sim.memory.engine import EngineMemory
 from sim.memory_parts import DeviceParts, Part, SystemCase
 from sim.models.workload import Workload
 from sim.schedules.parallel.fsdp import sharded_device
-from sim.schedules.streamed import LEAST_ELEMENTS, Streams
+from sim.schedules.streamed import Streams
 from sim.simulate import Strategy
 from sim.timing.costs import costs_of
-from zenflow.rule.sizes import FRESH_ELEMENTS, PASSING_BYTES, PIECES
+from zenflow.rule.sizes import FRESH_ELEMENTS, PASSING_BYTES, PIECES, STREAMED_ELEMENTS
 
 _FLOAT = 4
 """Bytes of an element of float32."""
@@ -80,11 +80,10 @@ class Visiting:
         """
         if streams is None:
             return cls()
+        least = STREAMED_ELEMENTS
         sizes = [
             workload.dtype_bytes
-            * sum(
-                p.numel for p in layer.parameters if len(p.shape) > 1 and p.numel >= LEAST_ELEMENTS
-            )
+            * sum(p.numel for p in layer.parameters if len(p.shape) > 1 and p.numel >= least)
             for layer in (workload.layers[index] for index in streams.visiting(workload.layers))
         ]
         largest = sorted(sizes, reverse=True)

@@ -21,11 +21,7 @@ from sim.schedules.zenflow import EngineSchedule
 from sim.timing.costs import Segment, StepCosts
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
-
-LEAST_SLOTS = 2
-"""Least number of visiting layers that are on the device at a time."""
-LEAST_ELEMENTS = 1 << 16
-"""Number of elements below which a weight stays on the device."""
+from zenflow.rule.sizes import LEAST_SLOTS, STREAMED_ELEMENTS, spread
 
 
 class HasElements(Protocol):
@@ -76,10 +72,7 @@ class Streams:
                 f"resident_layers must be at most {count}, the number of layers, got "
                 f"{self.resident_layers}"
             )
-        stay = {
-            (2 * rank + 1) * count // (2 * self.resident_layers)
-            for rank in range(self.resident_layers)
-        }
+        stay = spread(count, self.resident_layers)
         return [layer for rank, layer in enumerate(layers) if rank not in stay]
 
 
@@ -93,7 +86,7 @@ def layers_of(segments: Sequence[HasElements]) -> list[int]:
 def streamed_elements(segment: Segment) -> int:
     """Return the number of a layer's weights that visit the device."""
     sizes = [rows * columns for rows, columns in segment.matrices]
-    return sum(size for size in sizes if size >= LEAST_ELEMENTS)
+    return sum(size for size in sizes if size >= STREAMED_ELEMENTS)
 
 
 class StreamedEngineSchedule(EngineSchedule):

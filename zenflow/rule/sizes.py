@@ -151,3 +151,23 @@ def queue_depth(wanted: int | None, update_interval: int, spare_pools: float) ->
     while depth > 1 and pool_bytes(1000, depth) > 1000 * spare_pools:
         depth -= 1
     return depth
+
+
+# ---- weights that visit the device --------------------------------------------------------------
+
+STREAMED_ELEMENTS = 1 << 16
+"""Number of elements below which a weight of a streamed layer stays on the device."""
+LEAST_SLOTS = 2
+"""Least number of visiting layers on the device: one that computes, and another."""
+
+
+def spread(num_layers: int, num_resident: int) -> set[int]:
+    """Return the layers that stay on the device, evenly spread over the depth.
+
+    So the link is busy all the time. In one run at either end it would stand still while all slots
+    are full.
+
+    >>> sorted(spread(6, 2)), sorted(spread(6, 0))
+    ([1, 4], [])
+    """
+    return {(2 * rank + 1) * num_layers // (2 * num_resident) for rank in range(num_resident)}

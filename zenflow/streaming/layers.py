@@ -7,9 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from torch import nn
 
-LEAST_ELEMENTS = 1 << 16
-"""Number of elements below which a weight stays on the device."""
-
 
 def find_layers(model: nn.Module) -> list[nn.Module]:
     """Return a model's layers in order: the members of its largest lists of equal modules.
@@ -60,18 +57,6 @@ def check_layers(model: nn.Module, layers: Sequence[nn.Module]) -> None:
                     "each weight's layer once"
                 )
             inside[id(part)] = name
-
-
-def spread(num_layers: int, num_resident: int) -> set[int]:
-    """Return the layers that stay on the device, evenly spread over the depth.
-
-    So the link is busy all the time. In one run at either end it would stand still while all slots
-    are full.
-
-    >>> sorted(spread(6, 2)), sorted(spread(6, 0))
-    ([1, 4], [])
-    """
-    return {(2 * rank + 1) * num_layers // (2 * num_resident) for rank in range(num_resident)}
 
 
 def streamed_params(

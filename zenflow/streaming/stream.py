@@ -30,9 +30,6 @@ weights would be late, so that they have lanes of their own."""
 DOWN = "weights d2h"
 """Lane of the weights that go home."""
 
-LEAST_SLOTS = 2
-"""Least number of pages that are here at a time: one that computes, and another."""
-
 
 class Sums(Protocol):
     """Gradients that wait at home for a step's further micro-batches."""

@@ -10,16 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from zenflow.host.limits import free_bytes
+from zenflow.rule.sizes import LEAST_SLOTS, STREAMED_ELEMENTS, spread
 from zenflow.streaming.hooks import hook
-from zenflow.streaming.layers import (
-    LEAST_ELEMENTS,
-    check_layers,
-    find_layers,
-    spread,
-    streamed_params,
-)
+from zenflow.streaming.layers import check_layers, find_layers, streamed_params
 from zenflow.streaming.page import Page, page_of
-from zenflow.streaming.stream import LEAST_SLOTS, UP, WeightStream
+from zenflow.streaming.stream import UP, WeightStream
 from zenflow.surface import assembly
 
 _DISTRIBUTED = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel")
@@ -33,7 +28,7 @@ def stream_weights(
     layers: Sequence[nn.Module] | None = None,
     resident_layers: int = 0,
     slots: int = 3,
-    least_elements: int = LEAST_ELEMENTS,
+    least_elements: int = STREAMED_ELEMENTS,
     wait_timeout: float = 600.0,
 ) -> WeightStream:
     """Let the weights of a model's layers live on the host, and visit the device to be used.

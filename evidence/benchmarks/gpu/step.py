@@ -51,7 +51,8 @@ from zenflow import Timeline, ZenFlowAdamW, ZenFlowConfig, stream_weights
 from zenflow.config import PRESETS
 from zenflow.device.kernels.choice import KernelChoice
 from zenflow.host import kernel
-from zenflow.streaming.layers import LEAST_ELEMENTS, find_layers
+from zenflow.rule.sizes import STREAMED_ELEMENTS
+from zenflow.streaming.layers import find_layers
 from zenflow.streaming.stream import WeightStream
 
 RELEASE, KEEP = "release", "keep"
@@ -79,7 +80,7 @@ class Run:
         if self.staying is None:
             return None
         layers = round(self.staying * len(find_layers(model)))
-        least = 1 if bench.options.smoke else LEAST_ELEMENTS
+        least = 1 if bench.options.smoke else STREAMED_ELEMENTS
         return stream_weights(model, bench.device, resident_layers=layers, least_elements=least)
 
     def config(self, options: Namespace) -> ZenFlowConfig:
