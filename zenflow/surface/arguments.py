@@ -61,9 +61,8 @@ def named_params(param_groups: Sequence[dict[str, Any]]) -> list[NamedParam]:
                     "param.to_dense()"
                 )
             item = NamedParam(param, name, group_index)
-            # Weights of one page have one storage at home.
-            own = item.data if item.page is None else item.page.device_tensor(param)
-            key = own.untyped_storage().data_ptr() if item.page is None else id(param)
+            # A streamed parameter has several places, and its page knows that they are its own.
+            key = item.data.untyped_storage().data_ptr() if item.page is None else id(param)
             other = storages.setdefault(key, item)
             if other.param is param and other is not item:
                 raise ValueError(f"{name} is {other.name} again: give each parameter once")
