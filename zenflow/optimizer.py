@@ -105,6 +105,7 @@ class ZenFlowAdamW(torch.optim.Optimizer):
         offload_gradients: Literal["keep", "release"] = "keep",
         max_grad_norm: float | None = None,
         accumulation_steps: int = 1,
+        offload_sums: bool = False,
         process_group: ProcessGroup | None = None,
         controller: AbstractController | None = None,
         link: PacedLink | None = None,
@@ -129,6 +130,8 @@ class ZenFlowAdamW(torch.optim.Optimizer):
                 None does not clip.
             accumulation_steps: Backward passes per step; release mode must know it, keep mode
                 needs nothing.
+            offload_sums: Whether sums of micro-batches' gradients wait on the host in release
+                mode. Otherwise they take the device's memory, but for weights that are streamed.
             process_group: Data-parallel ranks, whose gradients `DistributedDataParallel` averages
                 and whose hosts share the work: each has its part of the host's state. All of them
                 make the optimizer, take its steps and show its weights together. None lets every
@@ -160,6 +163,7 @@ class ZenFlowAdamW(torch.optim.Optimizer):
         options = EngineOptions(
             releases=self.releases_gradients,
             accumulation_steps=accumulation_steps,
+            offload_sums=offload_sums,
             link=link,
             host_threads=host_threads,
             kernels=kernels,

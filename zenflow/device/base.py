@@ -126,6 +126,13 @@ class AbstractDevice(ABC):
     def keep(self, tensors: Sequence[Tensor], lane: str) -> None:
         """Keep compute's memory from being used again before a lane has done its present work."""
 
+    def memory_use(self) -> tuple[int, int] | None:
+        """Return the most bytes that this process's tensors have had, and those it may have.
+
+        None where the device has no memory of its own.
+        """
+        return None
+
     @abstractmethod
     def resize(self, memory: Tensor, num_bytes: int, lane: str, after: Any) -> None:
         """Give a tensor's storage so many bytes of device memory in place of those that it has.

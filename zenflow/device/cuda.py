@@ -120,6 +120,10 @@ class CudaDevice(AbstractDevice):
         for tensor in tensors:
             self._runtime.keep(tensor, self._streams[lane])
 
+    def memory_use(self) -> tuple[int, int] | None:
+        """Ask torch's allocator; memory of other processes is none that this one may have."""
+        return self._runtime.memory_use()
+
     def resize(self, memory: Tensor, num_bytes: int, lane: str, after: Any) -> None:
         """Resize the storage in the caching allocator's pool of the lane's stream.
 

@@ -122,3 +122,9 @@ class CudaRuntime:
     def synchronize(self) -> None:
         """Wait for all work that the GPU has been given."""
         torch.cuda.synchronize(self.device)
+
+    def memory_use(self) -> tuple[int, int] | None:
+        """Return the most bytes that tensors have had, and the bytes that they may have."""
+        free, _ = torch.cuda.mem_get_info(self.device)
+        own = torch.cuda.memory_reserved(self.device)
+        return torch.cuda.max_memory_allocated(self.device), own + free

@@ -171,3 +171,9 @@ def spread(num_layers: int, num_resident: int) -> set[int]:
     ([1, 4], [])
     """
     return {(2 * rank + 1) * num_layers // (2 * num_resident) for rank in range(num_resident)}
+
+
+# ---- sums of gradients that wait on the host ----------------------------------------------------
+
+SUMS_AHEAD_BYTES = 1 << 28
+"""Number of bytes of sums on their way to the device from which on no further one follows."""

@@ -47,6 +47,7 @@ from zenflow.step.same_gradients import SameGradients
 from zenflow.step.step import Step
 from zenflow.step.uploads import UploadGate
 from zenflow.streaming.stream import WeightStream
+from zenflow.streaming.transfers import Transfers
 from zenflow.trace.recorder import Recorder
 from zenflow.trace.timeline import Timeline
 
@@ -63,6 +64,7 @@ class Engine:
         in_flight: Updates in flight.
         windows: Open window of each block, by the block's index.
         process: The process that has its threads.
+        transfers: Lanes of weights and sums that wait on the host; None where none do.
     """
 
     def __init__(
@@ -114,17 +116,17 @@ class Engine:
         d2h = PacedDirection(link.d2h_bytes_per_second) if link else None
         self.h2d, self.d2h = self._lane("h2d", "params", h2d), self._lane("d2h", "grads", d2h)
         self.stream = stream
+        self.transfers: Transfers | None = None
         if stream is not None:
-            stream.work_for(
-                self.recorder,
-                partial(self.stalls.waiting, "weights"),
-                up=h2d,
-                down=d2h,
-                newer={
-                    page: partial(_write_important, splits)
-                    for page, splits in layout.pages.items()
-                },
-            )
+            self.transfers = stream.transfers
+            newer = {page: partial(_write_important, s) for page, s in layout.pages.items()}
+            stream.write_newer(newer)
+        elif options.offload_sums:
+            self.transfers = Transfers(device, wait_timeout=wait_timeout)
+            ending.callback(self.transfers.close)
+        if self.transfers is not None:
+            waiting = partial(self.stalls.waiting, "weights")
+            self.transfers.work_for(self.recorder, waiting, up=h2d, down=d2h)
         self._start_host(options.host_threads or 1, largest_interval)
         memories = [layout.slabs.staging, *self.schedule.tasks.pools]
         self.training = TrainingWeights(layout.splits, memories)
@@ -352,13 +354,13 @@ class Engine:
         topk_ratio = self.layout.topk_ratio  # the host's part may change it
         probed = self.probes.read(list(gradients.important), self.calendar.next_due, number)
         landed = self._run_host(step)
-        moved = (0, 0) if self.stream is None else self.stream.take_bytes()
+        moved = (0, 0) if self.transfers is None else self.transfers.take_bytes(number)
         self.reporter.note(step, landed, self.calendar.knobs, topk_ratio, *probed, moved)
         self.recorder.forget_before(number)
         self.abandon_step()
         self.step = number
         if self.stream is not None:
-            self.stream.end_step(number)
+            self.stream.end_step()
         self.decisions.ask(number, self.reporter.report)
         self.probes.follow()
 

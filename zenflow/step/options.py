@@ -20,6 +20,8 @@ class EngineOptions:
     """Whether gradients leave during backward."""
     accumulation_steps: int = 1
     """Number of backward passes per step."""
+    offload_sums: bool = False
+    """Whether sums of micro-batches' gradients wait on the host, of weights that stay too."""
     link: PacedLink | None = None
     """Emulated bandwidths, on a CPU only; None does not pace the copies."""
     host_threads: int | None = None
@@ -39,6 +41,11 @@ class EngineOptions:
                 passes == 1 or self.releases,
                 f"accumulation_steps={passes} is for release mode: in keep mode call backward as "
                 "often as you like before step()",
+            ),
+            (
+                self.releases or not self.offload_sums,
+                "offload_sums is for release mode: make the optimizer with "
+                'offload_gradients="release" and accumulation_steps, or leave it out',
             ),
             (passes >= 1, f"accumulation_steps must be at least 1: {passes}"),
             (

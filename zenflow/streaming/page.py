@@ -43,10 +43,10 @@ class Page:
         num_bytes: Bytes of the weights, with gaps between them.
         on_device: All weights on the device, (num_bytes,), uint8; without memory while away.
         lease: Users of `on_device` beside compute: copies and landing updates.
-        sums_lease: Users of the memory of `sum_at_home`.
         is_here: Whether the parameters are the device's tensors.
         coming: The copy to the device, from its start until the page is here.
         holders: Number of users on the training thread, beside forward and backward.
+        stays: Whether the page stays here after its use, and does not count as a visitor.
         is_changed: Whether the device's weights differ from those at home.
         in_graph: Whether a graph of autograd may hold the parameters.
         released: Mark of the last compute that has used the weights, and its rank among marks.
@@ -79,7 +79,7 @@ class Page:
         for param in params:
             firsts.append(last)
             last += aligned(param.nbytes)
-        self.num_bytes, self._firsts = last, firsts
+        self.num_bytes = last
         memory = device.pinned_slab(last, torch.uint8)
         self.on_device = torch.empty(last, dtype=torch.uint8, device=device.torch_device)
         places = list(zip(params, firsts, strict=True))
@@ -92,10 +92,8 @@ class Page:
         self._blanks = _blanks(params, device.torch_device)
         away = (*self._at_home, *self._blanks)
         self._addresses = {tensor.untyped_storage().data_ptr() for tensor in away}
-        self.lease, self.sums_lease = Lease(), Lease()
-        self._device = device
-        self._sums: list[Tensor] | None = None
-        self.is_here = self.is_changed = self.in_graph = False
+        self.lease = Lease()
+        self.is_here = self.is_changed = self.in_graph = self.stays = False
         self.coming: Completion | None = None
         self.holders = 0
         self.released: tuple[int, Any] = (0, None)
@@ -149,16 +147,6 @@ class Page:
     def device_tensor(self, param: Tensor) -> Tensor:
         """Return the device's tensor of a parameter, of its shape and dtype."""
         return self._visiting[self._index(param)]
-
-    def sum_at_home(self, param: Tensor) -> Tensor:
-        """Return pinned memory for a sum of a parameter's gradients, of its shape and dtype."""
-        if self._sums is None:  # asked for by accumulation alone
-            memory = self._device.pinned_slab(self.num_bytes, torch.uint8)
-            self._sums = [
-                _part_at_home(memory, first, own)
-                for own, first in zip(self.params, self._firsts, strict=True)
-            ]
-        return self._sums[self._index(param)]
 
     def _index(self, param: Tensor) -> int:
         return next(i for i, own in enumerate(self.params) if own is param)

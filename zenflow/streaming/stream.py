@@ -8,37 +8,27 @@ that its next use is last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from functools import partial
-from typing import Any, Protocol
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 import torch
 
 from zenflow.device.base import AbstractDevice
 from zenflow.errors import DeadlineError, WorkerError
-from zenflow.lanes.completion import Completion
-from zenflow.lanes.copies import Copy, CopyLane, PacedDirection
-from zenflow.lanes.lease import Lease, take
+from zenflow.lanes.lease import Lease
 from zenflow.report import readable
+from zenflow.rule.sizes import spread
 from zenflow.streaming.page import Page
-from zenflow.trace.recorder import Recorder
+from zenflow.streaming.transfers import UP, Transfers
 
-UP = "weights h2d"
-"""Lane of the weights that come to the device. Behind updates that the host has not computed yet
-weights would be late, so that they have lanes of their own."""
-DOWN = "weights d2h"
-"""Lane of the weights that go home."""
+_log = logging.getLogger(__name__)
 
-
-class Sums(Protocol):
-    """Gradients that wait at home for a step's further micro-batches."""
-
-    def fetch(self, page: Page) -> None:
-        """Start to bring a page's sums back."""
-
-    def restore(self, page: Page) -> None:
-        """Put a page's sums in place, before its backward adds to them."""
+STEPS_SEEN = 2
+"""Number of steps after which the device's use of memory counts as known."""
+FILLED = 0.9
+"""Fraction of the device's memory that layers which stay may fill."""
 
 
 class WeightStream:
@@ -52,12 +42,9 @@ class WeightStream:
             Without, they are given up at once, so that whoever writes to weights does so at home.
         most_here: Largest number of pages that have been here, or coming, at a time.
         num_fetches: Number of times that a page has come.
-        up_bytes: Number of bytes that have come.
-        down_bytes: Number of bytes that have gone home.
-        step: Number of the step under way, for the copies' spans.
-        sums: Gradients that wait at home; None without.
+        transfers: Lanes that move the weights.
+        lets_stay: Whether layers stay on the device for which steps have shown it to have room.
         has_optimizer: Whether an optimizer moves the weights of trained pages.
-        waiting: Context that counts waits for pages as stall.
         staying_bytes: Bytes of the model's parameters that stay on the device.
         ending: Gets a callback to undo each change of the model.
     """
@@ -73,39 +60,26 @@ class WeightStream:
         self.device, self.slots = device, slots
         self.pages: list[Page] = []
         self.keeps = False
-        self.most_here = self.num_fetches = self.up_bytes = self.down_bytes = 0
-        self.step = 0
-        self._taken_bytes = (0, 0)
-        self.sums: Sums | None = None
-        self.has_optimizer = False
+        self.most_here = self.num_fetches = 0
+        self.lets_stay = self.has_optimizer = False
         self.staying_bytes = 0
+        self._num_steps = self._most_used = self._need = 0
         self._wait_timeout = wait_timeout
         self._here: list[Page] = []
         self._at_work: Page | None = None
         self._num_marks = 0
         self._evicted: tuple[int, Any] = (0, device.mark())
-        self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
         self.ending = ExitStack()
-        self._recorder = Recorder(0, device.seconds_of)
-        self.up, self.down = (
-            CopyLane(
-                *(lane, "weights", self._recorder),
-                wait_timeout=wait_timeout,
-                enter_thread=device.enter_thread,
-            )
-            for lane in (UP, DOWN)
-        )
-        for lane in (self.up, self.down):
-            device.open_lane(lane.name)
-            lane.start()
+        self.transfers = Transfers(device, wait_timeout=wait_timeout)
 
     def __str__(self) -> str:
         """Return the bytes that are streamed, visit and stay, in a line each."""
         sizes = sorted((page.num_bytes for page in self.pages), reverse=True)
+        more = ", and layers for which it has room" if self.lets_stay else ""
         rows = [
             ("streamed", sum(sizes), f"{len(sizes)} layers at home, in pinned host memory"),
             ("visiting", sum(sizes[: self.slots]), f"at most {self.slots} layers on the device"),
-            ("staying", self.staying_bytes, f"on {self.device.torch_device}"),
+            ("staying", self.staying_bytes, f"on {self.device.torch_device}{more}"),
         ]
         return "\n".join(f"{name:<9}{readable(size):>8}   {note}" for name, size, note in rows)
 
@@ -123,15 +97,9 @@ class WeightStream:
             self.end()  # of the layer before, which may have been broken off
         self._bring(page)
         self._at_work = page
-        if backward and self.sums is not None:
-            self.sums.restore(page)
         following = page.index + (-1 if backward else 1)
         if 0 <= following < len(self.pages):
             self._fetch(self.pages[following])
-            if backward and self.sums is not None:
-                self.sums.fetch(self.pages[following])
-        elif not backward and self.sums is not None:  # this page's backward comes first
-            self.sums.fetch(page)
 
     def end(self) -> None:
         """Note that the layer at work has done with its weights."""
@@ -151,7 +119,7 @@ class WeightStream:
         self._bring(page)
         page.holders += 1
         if changes:
-            self._order_writes(page)
+            self.transfers.order_after_users(page.lease)
             page.is_changed = True
         try:
             yield
@@ -164,23 +132,48 @@ class WeightStream:
         """Note that all gradients of a page are on their way; changed weights go home."""
         page.left_in = backward_number()
         page.in_graph = False
-        self.send_home(page)
+        if page.stays:
+            page.lease.renew()  # forgets users that have ended
+        else:
+            self.send_home(page)
 
-    def end_step(self, step: int) -> None:
+    def end_step(self) -> None:
         """Note that a step is over, and no graph of autograd is kept.
 
         Weights that are away can be read again.
-
-        Args:
-            step: Number of the step.
         """
         self.end()
-        self.step = step + 1
+        self._num_steps += 1
+        if self.lets_stay and self._num_steps >= STEPS_SEEN:
+            self._choose_staying()
         for page in self.pages:
             if page.in_graph:
                 page.in_graph = False
                 if not page.is_here:
                     page.show_at_home()
+
+    def _choose_staying(self) -> None:
+        """Let as many layers stay as fit beside all that steps have needed so far.
+
+        A step that needs more takes places back, which is why some memory is left free.
+        """
+        use = self.device.memory_use()
+        if use is None or not self.pages:
+            return
+        most, limit = use
+        staying = [page for page in self.pages if page.stays]
+        if most > self._most_used:
+            self._most_used = most
+            rest = most - sum(page.num_bytes for page in staying)
+            self._need = max(self._need, rest)
+        spare = int(FILLED * limit) - self._need
+        largest = max(page.num_bytes for page in self.pages)
+        count = min(max(0, spare) // largest, len(self.pages))
+        if count != len(staying) and not (staying and count > len(staying)):
+            places = spread(len(self.pages), count)
+            for page in self.pages:
+                page.stays = page.index in places
+            _log.info("%d of %d streamed layers stay on the device", count, len(self.pages))
 
     # ---- coming -------------------------------------------------------------------------------
 
@@ -188,22 +181,14 @@ class WeightStream:
         if not page.is_here:
             self._fetch(page)
             assert page.coming is not None
-            with self.waiting():
-                page.coming.wait_launched(self._wait_timeout)
-                self.device.order_after(page.coming)
+            self.transfers.wait(page.coming)
             page.coming, page.is_here = None, True
             page.show_on_device()
             page.device_is_stale = page.home_is_stale
         if page.device_is_stale and page.newer is not None:
             page.device_is_stale = False
-            self._order_writes(page)
+            self.transfers.order_after_users(page.lease)
             page.newer()
-
-    def _order_writes(self, page: Page) -> None:
-        """Let compute that writes to a page wait for copies that read or write it."""
-        for user in page.lease.users:
-            user.wait_launched(self._wait_timeout)
-            self.device.order_after(user)
 
     def _fetch(self, page: Page) -> None:
         """Let a page come, unless it is here or on its way."""
@@ -212,54 +197,28 @@ class WeightStream:
         self._make_space(page)
         self.device.resize(page.on_device, page.num_bytes, UP, self._evicted[1])
         # Whoever wrote to its home has ended: the page was given up behind that.
-        page.coming = self._submit(self.up, page, None, fills=[page.lease])
+        page.coming = self.transfers.submit(
+            *(self.transfers.up, f"the weights of layer {page.index}", page.pairs),
+            fills=[page.lease],
+        )
         self.num_fetches += 1
         self._here.append(page)
-        self.most_here = max(self.most_here, len(self._here))
-
-    def _submit(
-        self,
-        lane: CopyLane,
-        page: Page,
-        mark: Any,
-        *,
-        reads: Sequence[Lease] = (),
-        fills: Sequence[Lease] = (),
-    ) -> Completion:
-        done = Completion(f"the weights of layer {page.index} ({lane.name})")
-        jobs = page.pairs if lane is self.up else [(there, home) for home, there in page.pairs]
-        lane.submit(
-            Copy(
-                run=partial(self.device.transfer, lane.name, jobs, mark),
-                after=take(done, reads=reads, fills=fills),
-                completion=done,
-                num_bytes=page.num_bytes,
-                step=self.step,
-            )
-        )
-        self.count(lane, page.num_bytes)
-        return done
-
-    def count(self, lane: CopyLane, num_bytes: int) -> None:
-        """Count bytes that a lane moves."""
-        if lane is self.up:
-            self.up_bytes += num_bytes
-        else:
-            self.down_bytes += num_bytes
-
-    def take_bytes(self) -> tuple[int, int]:
-        """Return the bytes that have come, and gone home, since the last call."""
-        total = self.up_bytes, self.down_bytes
-        up, down = (now - before for now, before in zip(total, self._taken_bytes, strict=True))
-        self._taken_bytes = total
-        return up, down
+        self.most_here = max(self.most_here, self._num_visiting)
 
     # ---- going --------------------------------------------------------------------------------
 
+    @property
+    def _num_visiting(self) -> int:
+        return sum(not page.stays for page in self._here)
+
     def _make_space(self, wanted: Page) -> None:
         """Give up pages that are not in use, the farthest first, until one more may come."""
-        while len(self._here) >= self.slots:
-            idle = [p for p in self._here if p is not self._at_work and not p.holders]
+        while self._num_visiting >= self.slots and not wanted.stays:
+            idle = [
+                page
+                for page in self._here
+                if page is not self._at_work and not page.holders and not page.stays
+            ]
             if not idle:
                 return  # more are held than there are slots
             self.evict(max(idle, key=lambda page: abs(page.index - wanted.index)))
@@ -270,9 +229,7 @@ class WeightStream:
             return
         if page.is_changed:
             self.send_home(page)
-        with self.waiting():
-            for user in page.lease.users:
-                user.wait_done(self._wait_timeout)
+        self.transfers.wait_for_users(page.lease)
         page.coming, page.is_here = None, False
         page.show_at_home()
         self._evicted = max(self._evicted, page.released, key=lambda mark: mark[0])
@@ -284,7 +241,12 @@ class WeightStream:
         """Start the way home of weights that have changed."""
         if not page.is_changed:
             return
-        self._submit(self.down, page, self.device.mark(), reads=[page.lease])
+        self.transfers.submit(
+            *(self.transfers.down, f"the weights of layer {page.index}"),
+            [(there, home) for home, there in page.pairs],
+            after=self.device.mark(),
+            reads=[page.lease],
+        )
         page.lease.renew()
         page.is_changed = False
         page.home_is_stale = page.device_is_stale
@@ -315,35 +277,18 @@ class WeightStream:
         """Let pages stay here after their use: an optimizer is made, and nobody else writes."""
         self.has_optimizer = self.keeps = True
 
-    def work_for(
-        self,
-        recorder: Recorder,
-        waiting: Callable[[], AbstractContextManager[None]],
-        *,
-        up: PacedDirection | None,
-        down: PacedDirection | None,
-        newer: Mapping[Page, Callable[[], None]],
-    ) -> None:
-        """Serve an engine, which moves trained weights while they are here.
+    def write_newer(self, newer: Mapping[Page, Callable[[], None]]) -> None:
+        """Let columns that the device's optimizer has stepped be written at a page's next visit.
 
         Args:
-            recorder: Keeps the copies' spans.
-            waiting: Context that counts waits for pages as stall.
-            up: Emulated link to the device, with the engine's own lane; None for none.
-            down: Emulated link to the host, alike.
-            newer: Function that writes each page's important columns.
+            newer: Function that writes each page's columns.
         """
-        self.step, self.waiting = 1, waiting
-        for lane, paced in ((self.up, up), (self.down, down)):
-            lane.recorder, lane.paced = recorder, paced
         for page, write in newer.items():
             page.newer = write
 
     def stop_training(self) -> None:
         """Serve no engine any more: its threads have ended. All weights go home as they are."""
-        self.waiting, self.sums = nullcontext, None
-        for lane in (self.up, self.down):
-            lane.recorder, lane.paced = self._recorder, None
+        self.transfers.leave_engine()
         for page in self._here:  # copies that failed with the engine are made again
             for user in page.lease.users:
                 with suppress(WorkerError, DeadlineError):
@@ -365,8 +310,7 @@ class WeightStream:
             raise RuntimeError("an optimizer trains the streamed weights: close() that one first")
         self.settle_all()
         self.ending.close()
-        self.up.close()
-        self.down.close()
+        self.transfers.close()
         self.device.close()
 
 

@@ -77,6 +77,11 @@ def start_engine(
     shares = HostShares.of(named, process_group, options.wait_timeout)
     sharing = shards.group or shares.group
     _check_ranks(controller, releases=options.releases and sharing is None)
+    if options.offload_sums and sharing is not None:
+        raise ValueError(
+            "offload_sums is for one process: leave it out under a process_group or FSDP2, where "
+            "sums wait in gradient buckets"
+        )
     own = _shared_settings(named, param_groups, config, controller)
     stream = stream_of(named)
     if stream is not None:

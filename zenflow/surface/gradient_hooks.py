@@ -61,11 +61,8 @@ class GradientSource:
         self._released: dict[SplitParam | Resident, Tensor] = {}
         self._make_released(places)
         self.sums: GradientSums | None = None
-        if engine.stream is not None:
-            self.sums = engine.stream.sums = GradientSums(
-                *(engine.stream, engine.layout.pages, self._released, self._note_swap),
-                wait_timeout=engine.options.wait_timeout,
-            )
+        if engine.transfers is not None:
+            self.sums = GradientSums(engine, self._released, self._note_swap)
 
     def _make_released(self, places: Sequence[SplitParam | Resident]) -> None:
         if self.releases:
@@ -110,9 +107,20 @@ class GradientSource:
 
             return arrived
 
+        def before(place: SplitParam) -> Callable[[Tensor], None]:
+            def comes(_: Tensor) -> None:
+                alive = source()
+                if alive is not None and alive.sums is not None:
+                    with torch.no_grad():
+                        alive.sums.restore(place)
+
+            return comes
+
         for place in places:
             handle = place.param.register_post_accumulate_grad_hook(hook(place))
             self._hooks.append(handle)
+            if self.sums is not None and self.sums.have(place):
+                self._hooks.append(place.param.register_hook(before(place)))
 
     def note_arrivals(self, noted: set[SplitParam | Resident]) -> None:
         """From now on, add every parameter whose gradient comes or grows to this set."""
@@ -129,8 +137,7 @@ class GradientSource:
         if self._accumulation_steps > 1:
             self._restart_if_replaced(place)
         if not self._is_last_arrival(place):
-            if place.page is not None and self.sums is not None:
-                assert isinstance(place, SplitParam)
+            if self.sums is not None and self.sums.have(place):
                 with torch.no_grad():
                     self.sums.came(place)
             return
@@ -232,22 +239,16 @@ class GradientSource:
     def take_rest(self) -> None:
         """Take the gradients left in `.grad`: keep mode's, or those that a micro-batch missed."""
         for place in reversed(self._places):
+            if self.sums is not None and self.sums.have(place):
+                self.sums.restore(place)
             if place.page is None:
                 self._take(place)
-            elif self._has_left_over(place):
+            elif place.param.grad is not None and not is_released(
+                place.param.grad, is_sharded=False
+            ):
                 with place.held():
-                    if self.sums is not None:
-                        self.sums.restore(place.page)
                     self._take(place)
         self._engine.measure_rest()
-
-    def _has_left_over(self, place: SplitParam | Resident) -> bool:
-        """Whether a streamed parameter has a gradient that backward has not taken."""
-        assert place.page is not None
-        if self.sums is not None and self.sums.has_home(place.page):
-            return True
-        grad = place.param.grad
-        return grad is not None and not is_released(grad, is_sharded=False)
 
     def warn_of_nothing(self) -> None:
         """Log a warning, once, of a step in which no parameter has a gradient."""

@@ -67,13 +67,15 @@ def plan_memory(engine: Engine) -> MemoryPlan:
 
 
 def _streamed_bytes(engine: Engine) -> tuple[int, int]:
-    """Return the bytes of streamed weights at home, with their sums, and in the device's slots."""
-    if engine.stream is None:
-        return 0, 0
-    pages = engine.stream.pages
+    """Return the bytes of weights and sums that are at home, and of weights in the slots."""
+    pages = [] if engine.stream is None else engine.stream.pages
     homes = sum(page.num_bytes for page in pages)
     if engine.options.accumulation_steps > 1:
-        homes += sum(s.param.nbytes for splits in engine.layout.pages.values() for s in splits)
+        sends_all = engine.options.offload_sums
+        splits = engine.layout.splits
+        homes += sum(s.param.nbytes for s in splits if sends_all or s.page is not None)
+    if engine.stream is None:
+        return homes, 0
     largest = sorted((page.num_bytes for page in pages), reverse=True)
     return homes, sum(largest[: engine.stream.slots])
 

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from zenflow.host.limits import free_bytes
 from zenflow.rule.sizes import LEAST_SLOTS, STREAMED_ELEMENTS, spread
+from zenflow.streaming.activations import LayerInputs
 from zenflow.streaming.hooks import hook
 from zenflow.streaming.layers import check_layers, find_layers, streamed_params
 from zenflow.streaming.page import Page, page_of
-from zenflow.streaming.stream import UP, WeightStream
+from zenflow.streaming.stream import WeightStream
+from zenflow.streaming.transfers import UP
 from zenflow.surface import assembly
 
 _DISTRIBUTED = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel")
@@ -26,8 +28,9 @@ def stream_weights(
     device: torch.device | str,
     *,
     layers: Sequence[nn.Module] | None = None,
-    resident_layers: int = 0,
+    resident_layers: int | None = None,
     slots: int = 3,
+    offload_activations: bool = False,
     least_elements: int = STREAMED_ELEMENTS,
     wait_timeout: float = 600.0,
 ) -> WeightStream:
@@ -47,8 +50,13 @@ def stream_weights(
         layers: Modules whose weights are streamed, in the order of forward; None takes the
             members of the model's lists of equal layers (`torch.nn.ModuleList`).
         resident_layers: Number of layers that stay on the device, evenly spread over the depth.
+            None lets as many stay as a GPU has room for, once two steps have shown their need, and
+            fewer after a step that needs more. These have their place at home too.
         slots: Largest number of layers on the device beside these, at least 2. With 3, one
             computes, one comes, and one goes home.
+        offload_activations: Whether layers' inputs wait on the host from forward to backward, but
+            for those of the first and the last. Of use where each layer is checkpointed, and
+            autograd keeps little else.
         least_elements: Number of elements below which a weight stays on the device.
         wait_timeout: Seconds after which a wait for a copy is an error.
 
@@ -69,21 +77,22 @@ def stream_weights(
         >>> stream.close()
     """
     chosen = _checked_layers(model, layers)
-    if not 0 <= resident_layers <= len(chosen):
+    staying = resident_layers or 0
+    if not 0 <= staying <= len(chosen):
         raise ValueError(
             f"resident_layers must be in 0..{len(chosen)}, the number of layers, got "
-            f"{resident_layers}: {len(chosen)} keeps all on the device"
+            f"{resident_layers}: {len(chosen)} keeps all on the device, None as many as fit"
         )
     if slots < LEAST_SLOTS:
         raise ValueError(
             f"slots must be at least {LEAST_SLOTS}, got {slots}: one layer computes while the "
             "next one comes"
         )
-    stay = spread(len(chosen), resident_layers)
+    stay = spread(len(chosen), staying)
     found = [
         each for each in streamed_params(model, chosen, least_elements) if each[0] not in stay
     ]
-    if not found and resident_layers < len(chosen):
+    if not found and staying < len(chosen):
         raise ValueError(
             f"the {len(chosen)} layers have no weight to stream: those of fewer than "
             f"{least_elements:,} elements, of gaps in memory, or shared with other layers stay on "
@@ -96,12 +105,15 @@ def stream_weights(
     _check_device(model, found, slots, where)
     bound = assembly.bind(where, wait_timeout)
     stream = WeightStream(bound, slots=slots, wait_timeout=wait_timeout)
-    weakref.finalize(model, _end, stream.up, stream.down, bound)
+    stream.lets_stay = resident_layers is None
+    weakref.finalize(model, _end, stream.transfers, bound)
     try:
         for rank, (_, layer, params) in enumerate(found):
             page = Page(rank, layer, params, bound, UP)
             stream.add(page)
             hook(page)
+        if offload_activations:
+            LayerInputs(stream.transfers).watch(model, chosen, stream.ending)
         model._apply(lambda tensor: tensor if page_of(tensor) else tensor.to(where))
         for module in (model, *(page.module for page in stream.pages)):
             _guard(module, where)

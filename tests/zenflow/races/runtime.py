@@ -13,6 +13,9 @@ class CheckedRuntime:
 
     device = torch.device("cpu")
 
+    used = None
+    """Bytes that tensors have had, and those that they may have."""
+
     def __init__(self, checker):
         self._checker = checker
 
@@ -65,6 +68,9 @@ class CheckedRuntime:
             self._checker.memory.end(storage.data_ptr())
             if num_bytes:
                 self._checker.memory.shadow(memory, on_device=True, stream=stream, is_new=True)
+
+    def memory_use(self):
+        return self.used
 
     def register(self, slab):
         return 0

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from tests.models import TinyStack
 from tests.zenflow.races.checker import replaced
@@ -12,12 +13,25 @@ from tests.zenflow.races.test_races import KNOBS, S2, S3, drop, look, save_and_l
 from zenflow.device.cuda import CudaDevice
 from zenflow.lanes.copies import CopyLane
 from zenflow.lanes.lease import Lease
-from zenflow.streaming.stream import DOWN, UP, WeightStream
+from zenflow.streaming.activations import LayerInputs
+from zenflow.streaming.stream import WeightStream
+from zenflow.streaming.transfers import DOWN, UP, Transfers
 
 
-def streamed_races(changes, slots=2, resident=0, layers=4, dtype=torch.float32, **settings):
-    model = TinyStack(num_layers=layers, dtype=dtype)
-    streamed = {"slots": slots, "resident_layers": resident}
+class Recomputed(TinyStack):
+    """Layers of which autograd keeps the input alone, the output of the layer before."""
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return x
+
+
+def streamed_races(
+    changes, slots=2, resident=0, layers=4, dtype=torch.float32, inputs=False, **settings
+):
+    model = (Recomputed if inputs else TinyStack)(num_layers=layers, dtype=dtype)
+    streamed = {"slots": slots, "resident_layers": resident, "offload_activations": inputs}
     return races("release", changes, model=model, streamed=streamed, **settings)
 
 
@@ -55,6 +69,22 @@ def test_sums_of_micro_batches():
     assert streamed_races(S2, accumulation_steps=2, steps=8) == []
 
 
+def test_sums_of_weights_that_stay():
+    sums = {"accumulation_steps": 2, "offload_sums": True}
+    assert races("release", S2, model=TinyStack(num_layers=3), steps=8, **sums) == []
+
+
+def test_inputs_of_layers():
+    """All layers stay, so that nothing else orders anything."""
+    assert streamed_races(S2, resident=5, layers=5, inputs=True, steps=6) == []
+    assert streamed_races(S2, inputs=True, steps=6) == []
+
+
+def test_layers_that_stay_where_there_is_room(monkeypatch):
+    monkeypatch.setattr(CheckedRuntime, "used", (0, 10**4))
+    assert streamed_races(S2, resident=None, then=look, steps=8) == []
+
+
 def resized_at_once(old):
     return lambda self, memory, num_bytes, lane, after: old(
         self, memory, num_bytes, lane, NoOrder()
@@ -79,6 +109,11 @@ def sent_at_once(lane):
     return make
 
 
+def forgetting(_):
+    return lambda self, most: self._leaving.clear()
+
+
+INPUTS = {"inputs": True, "resident": 5, "layers": 5}
 MUTANTS = {
     "a page's memory is given up at once": Mutant(CudaDevice, "resize", resized_at_once),
     "compute does not wait for a page": Mutant(CudaDevice, "order_after", nothing),
@@ -87,7 +122,7 @@ MUTANTS = {
         CudaDevice, "transfer", sent_at_once(DOWN)
     ),
     "writes do not wait for the way home": Mutant(
-        WeightStream, "_order_writes", nothing, changes={"topk_ratio": 0.3}
+        Transfers, "order_after_users", nothing, changes={"topk_ratio": 0.3}
     ),
     "nothing is waited for when a page is given up": Mutant(WeightStream, "evict", without_waits),
     "the allocator is not told of sums that leave": Mutant(
@@ -95,6 +130,14 @@ MUTANTS = {
     ),
     "sums come back at once": Mutant(
         CudaDevice, "transfer", sent_at_once(UP), training={"accumulation_steps": 2}
+    ),
+    "inputs are not waited for": Mutant(CudaDevice, "order_after", nothing, training=INPUTS),
+    "inputs leave before they are computed": Mutant(
+        CudaDevice, "transfer", sent_at_once(DOWN), training=INPUTS
+    ),
+    "inputs come back at once": Mutant(CudaDevice, "transfer", sent_at_once(UP), training=INPUTS),
+    "memory of inputs is used again at once": Mutant(
+        LayerInputs, "_forget_sent", forgetting, training=INPUTS
     ),
 }
 

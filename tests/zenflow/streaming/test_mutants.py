@@ -12,7 +12,8 @@ from zenflow.errors import ZenFlowError
 from zenflow.lanes.copies import CopyLane
 from zenflow.rule import blocks
 from zenflow.streaming.page import Page
-from zenflow.streaming.stream import DOWN, WeightStream
+from zenflow.streaming.stream import WeightStream
+from zenflow.streaming.transfers import DOWN
 from zenflow.surface.gradient_sums import GradientSums
 
 PLAIN = Case(config={"topk_ratio": 0.2, "select_interval": 2}, recomputes="non-reentrant")
@@ -92,10 +93,9 @@ def the_nearest(_):
 
 
 def losing(old):
-    def restore(self, page):
-        old(self, page)
-        for split in self._pages[page]:
-            split.param.grad = None
+    def restore(self, split):
+        old(self, split)
+        split.param.grad = None
 
     return restore
 

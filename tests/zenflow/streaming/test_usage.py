@@ -176,7 +176,7 @@ def test_bytes_are_those_of_the_formula(streamed):
     """Two visits a step, but for the layers that are here at the turns; one way home."""
     model, stream = streamed
     optimizer = Case(config={"topk_ratio": 0.0}).optimizer(model)
-    page, layers, slots = stream.pages[0].num_bytes, 5, 2
+    page, layers, slots = sum(p.nbytes for p in stream.pages[0].params), 5, 2
     for step in range(4):
         take_steps(model, optimizer, [step])
         report = optimizer.report
@@ -190,8 +190,8 @@ def test_bytes_are_those_of_the_formula(streamed):
 def test_sums_go_home_and_come_back(streamed):
     model, stream = streamed
     optimizer = Case(config={"topk_ratio": 0.0}, accumulation=3).optimizer(model)
-    grads = sum(p.nbytes for p in stream.pages[0].params)
-    page, layers, slots = stream.pages[0].num_bytes, 5, 2
+    page = grads = sum(p.nbytes for p in stream.pages[0].params)
+    layers, slots = 5, 2
     for step in range(2):
         for micro in range(3):
             model.loss(step, micro).backward()
@@ -231,11 +231,14 @@ def test_the_timeline_and_the_report_have_the_weights(streamed):
 def test_both_lanes_of_a_direction_share_an_emulated_link(streamed):
     model, stream = streamed
     optimizer = CASE.optimizer(model, link=PacedLink(1e6, 1e6))
-    assert stream.up.paced is optimizer._engine.h2d.paced
+    assert stream.transfers.up.paced is optimizer._engine.h2d.paced
     optimizer.change_link(PacedLink(2e6, 3e6))
-    assert (stream.down.paced.bytes_per_second, stream.up.paced.bytes_per_second) == (2e6, 3e6)
+    assert (
+        stream.transfers.down.paced.bytes_per_second,
+        stream.transfers.up.paced.bytes_per_second,
+    ) == (2e6, 3e6)
     optimizer.close()
-    assert stream.up.paced is None
+    assert stream.transfers.up.paced is None
 
 
 def test_weights_are_home_after_an_optimizer_that_failed(streamed):
