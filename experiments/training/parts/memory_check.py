@@ -89,7 +89,7 @@ def check_device_memory(
     needed = plan.device_extra_bytes + plan.device_ring_bytes
     if ranks.parallel == "fsdp":  # where each has its own rows
         needed //= ranks.count
-    free = min(ranks.collect(_free_on(device)))
+    free = min(ranks.collect(free_on(device)))
     if needed > free:
         remedy = ""
         if 0 < config.topk_ratio < 1:
@@ -101,7 +101,7 @@ def check_device_memory(
         )
 
 
-def _free_on(device: torch.device) -> int:
+def free_on(device: torch.device) -> int:
     """Return the bytes of a GPU that this process may still allocate."""
     import torch
 

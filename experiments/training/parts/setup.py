@@ -28,6 +28,7 @@ from experiments.training.parts.models.pretrained import (
 from experiments.training.parts.ranks.cores import Cores, share_cores, told
 from experiments.training.parts.ranks.model import shard
 from experiments.training.parts.ranks.ranks import ALONE, Ranks
+from experiments.training.parts.streams import stream_arguments
 from experiments.training.settings.rates import schedule_factor
 from experiments.training.settings.training import DEFAULT_STEPS, TrainSettings
 from sim.models.workload import Workload
@@ -112,7 +113,7 @@ def build_setup(
     if model is None:
         # Our own sizes are initialised twice: by torch, which takes seconds on a CPU, and then by
         # drawing. On the device the first is fast.
-        on_device = found.kind == "size" and ranks.parallel != "fsdp" and not settings.stream
+        on_device = found.kind == "size" and ranks.parallel != "fsdp" and settings.stream == "no"
         with device if on_device else nullcontext():
             model = load_model(found, settings, tokenizer, data.num_classes)
     model.to(dtype=DTYPES[settings.dtype])
@@ -125,17 +126,17 @@ def build_setup(
         output_layer(model, settings.model)
     if settings.checkpointing:
         recompute_activations(model, settings.model)
-    stream = None
+    steps_per_epoch = max(1, math.ceil(data.train.per_epoch / settings.grad_accum))
+    config, stream = settings.config(steps_per_epoch), None
     if ranks.parallel == "fsdp":
         shard(model, device, ranks)  # layer by layer: no device has to hold the whole model
-    elif settings.stream:
-        stream = _stream(model, device, settings)
+    elif (streamed := stream_arguments(model, config, device, settings)) is not None:
+        stream = _stream(model, device, streamed)
     else:
         model.to(device=device)
-    steps_per_epoch = max(1, math.ceil(data.train.per_epoch / settings.grad_accum))
     return RunSetup(
         settings=settings,
-        config=settings.config(steps_per_epoch),
+        config=config,
         device=device,
         found=found,
         model=model,
@@ -150,14 +151,19 @@ def build_setup(
     )
 
 
-def _stream(model: nn.Module, device: torch.device, settings: TrainSettings) -> WeightStream:
+def _stream(model: nn.Module, device: torch.device, how: Mapping[str, Any]) -> WeightStream:
     """Let the layers' weights live on the host.
+
+    Args:
+        model: The model, on the CPU.
+        device: Device that computes.
+        how: Further arguments of `stream_weights`.
 
     Raises:
         ConfigError: The model or the machine is not made for that.
     """
     try:
-        return stream_weights(model, device, resident_layers=settings.resident_layers)
+        return stream_weights(model, device, **how)
     except (ValueError, MemoryError) as error:
         raise ConfigError(f"--stream: {error}") from error
 
@@ -233,7 +239,8 @@ def make_optimizer(setup: RunSetup, controller: AbstractController | None = None
     settings = setup.settings
     if settings.memory_check:
         on_cpu = setup.device.type == "cpu"
-        sums = 0 if setup.stream is None or settings.grad_accum == 1 else setup.model_bytes
+        go_home = settings.grad_accum > 1 and (setup.stream is not None or settings.offload_sums)
+        sums = setup.model_bytes if go_home else 0
         check_host_memory(setup.model, setup.config, on_cpu=on_cpu, ranks=setup.ranks, beside=sums)
         if not on_cpu:
             check_device_memory(setup.model, setup.config, setup.device, setup.ranks)
@@ -257,6 +264,7 @@ def make_optimizer(setup: RunSetup, controller: AbstractController | None = None
         max_grad_norm=settings.max_grad_norm,
         # Under DDP the last pass alone averages gradients.
         accumulation_steps=settings.grad_accum if release and not is_ddp else 1,
+        offload_sums=settings.offload_sums,
         process_group=distributed.group.WORLD if is_ddp else None,
         link=None if settings.link is None else PacedLink(*settings.link),
         host_threads=settings.host_threads or _host_threads(setup),

@@ -36,6 +36,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 GRADIENT_MODES = ("release", "keep")
 TASKS = ("auto", "lm", "classification")
 PARALLEL = ("fsdp", "ddp")
+STREAMS = ("no", "yes", "auto")
 
 PACES = frozenset({"checkpoint", "save_every", "save_minutes", "eval_every"})
 """Settings that say when a run is saved or evaluated. Compact host state is rounded then."""
@@ -108,10 +109,16 @@ class TrainSettings(TuningSettings):
     """Recompute each layer's activations in backward."""
     chunked_loss: bool = setting(False)
     """Make logits chunk by chunk, never all at once: a large vocabulary's take the most memory."""
-    stream: bool = setting(False)
-    """Let the layers' weights live on the host and visit the device: for models that don't fit."""
-    resident_layers: int = setting(0, rule=at_least(0))
-    """Layers that stay on the device under --stream."""
+    offload_sums: bool = setting(False)
+    """Let sums of micro-batches' gradients wait on the host; streamed weights' always do."""
+    stream: str = setting("no", choices=STREAMS, bare="yes")
+    """Let the layers' weights live on the host and visit the device: for models that don't fit.
+
+    ``auto`` does where weights and optimizer would leave activations little of a GPU's memory."""
+    resident_layers: int | None = setting(None, rule=at_least(0), none="auto")
+    """Layers that stay on the device under --stream; auto: as many as a GPU has room for."""
+    offload_activations: bool = setting(False)
+    """Let layers' inputs wait on the host under --stream; of use with --checkpointing."""
     grad_scaler: Mapping[str, float] = field(default_factory=dict)
     """Arguments of torch's ``GradScaler``, used with float16."""
     parallel: str | None = setting(None, choices=PARALLEL)
@@ -215,7 +222,8 @@ class TrainSettings(TuningSettings):
         }
         changes: dict[str, Any] = dict.fromkeys(item.name for item in fields(TuningSettings))
         if name == "on_device":  # where all of the model is
-            changes |= {"stream": False, "resident_layers": 0}
+            changes |= {"stream": "no", "resident_layers": None, "offload_activations": False}
+            changes |= {"offload_sums": False}
         return replace(self, strategy=name, knobs=knobs, **changes)
 
     def for_comparison(self) -> TrainSettings:
@@ -302,9 +310,15 @@ def _combination_errors(settings: TrainSettings) -> Iterator[str]:
 
 
 def _stream_errors(settings: TrainSettings) -> Iterator[str]:
-    if not settings.stream:
+    if settings.offload_sums and settings.gradients == "keep":
+        yield "--offload-sums needs gradients='release', in which sums leave during backward"
+    if settings.offload_sums and settings.parallel is not None:
+        yield "--offload-sums is for one process: leave out --parallel, or --offload-sums"
+    if settings.stream == "no":
         if settings.resident_layers:
             yield "--resident-layers is of streamed models: give --stream too, or leave it out"
+        if settings.offload_activations:
+            yield "--offload-activations is of streamed models: give --stream too, or leave it out"
         return
     if settings.parallel is not None:
         yield "--stream is for one process: leave out --parallel, which shards the model instead"

@@ -6,9 +6,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from experiments.training.parts.streams import stream_arguments
+from experiments.training.settings.training import TrainSettings
 from tests.experiments.deadly_runs import differences, trial
 from tests.experiments.runs import FAST, ended, steps, trained, write_text
-from zenflow import stream_weights
+from zenflow import ZenFlowConfig, stream_weights
 
 
 @pytest.fixture
@@ -19,9 +21,12 @@ def flags(tmp_path, blank_pictures, monkeypatch):
 
 
 def test_a_streamed_run_leaves_equal_files(tmp_path, flags):
-    flags = [*flags, "--steps", 6, "--grad-accum", 2, "--eval-every", 3]
+    flags = [*flags, "--steps", 6, "--grad-accum", 2, "--eval-every", 3, "--checkpointing"]
     plain = trained(tmp_path / "plain", *flags)
-    streamed = trained(tmp_path / "streamed", *flags, "--stream", "--resident-layers", 1)
+    streamed = trained(
+        tmp_path / "streamed", *flags, "--stream", "--resident-layers", 1, "--offload-sums",
+        "--offload-activations",
+    )  # fmt: skip
     assert differences(streamed, plain) == []
     ours, theirs = (load_file(run / "model" / "model.safetensors") for run in (streamed, plain))
     assert ours.keys() == theirs.keys()
@@ -48,6 +53,9 @@ def test_a_streamed_run_that_is_killed_ends_with_the_bits_of_one_that_stays(tmp_
     ("more", "message"),
     [
         (["--resident-layers", 1], "give --stream too"),
+        (["--offload-activations"], "give --stream too"),
+        (["--offload-sums", "--gradients", "keep"], "needs gradients='release'"),
+        (["--offload-sums", "--parallel", "fsdp"], "for one process"),
         (["--stream", "--gradients", "keep"], "needs gradients='release'"),
         (["--stream", "--strategy", "on_device"], "needs state on the host"),
         (["--stream", "--topk-ratio", 1], "needs state on the host"),
@@ -62,6 +70,22 @@ def test_settings_that_do_not_go_together(tmp_path, flags, more, message):
 def test_layers_without_a_weight_to_stream_are_refused(tmp_path, flags, monkeypatch):
     monkeypatch.setattr("experiments.training.parts.setup.stream_weights", stream_weights)
     assert "no weight to stream" in ended(2, *flags, "--out", tmp_path / "run", "--stream")
+
+
+@pytest.mark.parametrize(("free_gb", "streams"), [(1.0, True), (100.0, False)])
+def test_layers_visit_by_themselves_where_a_gpu_is_full(monkeypatch, free_gb, streams):
+    monkeypatch.setattr("experiments.training.parts.streams.free_on", lambda _: free_gb * 1e9)
+    model = torch.nn.Linear(10_000, 10_000, bias=False)  # 0.4 GB, with little beside it
+    settings = TrainSettings(stream="auto", offload_activations=True)
+    config = ZenFlowConfig(topk_ratio=0)
+    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
+    found = stream_arguments(model, config, gpu, settings)
+    expected = {"resident_layers": None, "offload_activations": True}
+    assert found == (expected if streams else None)
+    assert stream_arguments(model, config, cpu, settings) is None
+    assert stream_arguments(model, config, gpu, TrainSettings()) is None
+    always = stream_arguments(model, config, cpu, TrainSettings(stream="yes"))
+    assert always == {"resident_layers": None, "offload_activations": False}
 
 
 def test_a_comparison_streams_what_offloads(tmp_path, flags):
