@@ -96,6 +96,8 @@ LINES = {
         "zenflow train --model my-model/ --data my_texts/ --stream --checkpointing "
         "--topk-ratio 0 --out runs/mine":
             Elsewhere("tests/experiments/training/run/test_streamed.py"),
+        "zenflow train --model my-model/ --data my_texts/ --grad-accum 8 --offload-sums "
+        "--out runs/mine": Elsewhere("tests/experiments/training/run/test_streamed.py"),
         "zenflow simulate --model qwen3-14b --gpu rtx4090 --host-ram 256 --stream --topk-ratio 0 "
         "--queue-depth 4 --checkpointing --loss chunks --batch-size 8": AS_IT_STANDS,
     },

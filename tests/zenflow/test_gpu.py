@@ -35,7 +35,6 @@ from zenflow import (
     PacedLink,
     ZenFlowAdamW,
     ZenFlowConfig,
-    stream_weights,
 )
 
 pytestmark = [
@@ -460,76 +459,3 @@ def test_every_kind_of_parameter_trains():
             loss.backward()
             optimizer.step()
         assert math.isfinite(float(loss.detach()))
-
-
-# ---- weights that visit ---------------------------------------------------------------------
-
-
-class Layers(nn.Module):
-    """Layers of a few megabytes, of which a GPU holds a part at a time."""
-
-    def __init__(self, num_layers=6, width=1024):
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(num_layers))
-        self.to(torch.bfloat16)
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = x + torch.tanh(layer(x))
-        return x
-
-
-def visiting_run(streamed, *, steps=12, accumulation=1, **changes):
-    """Return losses, true weights, and the largest memory of the later steps' begins."""
-    model = Layers()
-    stream = stream_weights(model, "cuda", **streamed) if streamed is not None else None
-    if stream is None:
-        model.to("cuda")
-    config = ZenFlowConfig(**{"topk_ratio": 0.1, "update_interval": 3, "select_interval": 4,
-                              **changes})  # fmt: skip
-    optimizer = ZenFlowAdamW(
-        model.parameters(), lr=1e-3, config=config, offload_gradients="release",
-        max_grad_norm=1.0, accumulation_steps=accumulation,
-    )  # fmt: skip
-    losses, memory = [], []
-    for step in range(steps):
-        for micro in range(accumulation):
-            generator = torch.Generator("cuda").manual_seed(10 * step + micro)
-            x = torch.randn(64, 1024, generator=generator, device="cuda", dtype=torch.bfloat16)
-            loss = (model(x) - x).float().square().mean() / accumulation
-            loss.backward()
-            losses.append(loss.item())
-        optimizer.step()
-        memory.append(torch.cuda.memory_reserved())
-    with optimizer.true_weights():
-        true = [value.cpu().clone() for value in model.state_dict().values()]
-    optimizer.close()
-    if stream is not None:
-        assert stream.most_here <= stream.slots
-        stream.close()
-    return losses, true, memory
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"topk_ratio": 0.0}, {"overlap_step": False}, {"host_state": "compact"}],
-    ids=str,
-)
-@pytest.mark.parametrize("slots", [2, 3])
-def test_streamed_weights_train_the_same_bits(slots, changes):
-    plain = visiting_run(None, **changes)
-    streamed = visiting_run({"slots": slots, "resident_layers": 1}, **changes)
-    assert streamed[0] == plain[0]
-    assert all(torch.equal(a, b) for a, b in zip(streamed[1], plain[1], strict=True))
-
-
-def test_sums_of_streamed_weights_are_the_same_bits():
-    plain, streamed = (visiting_run(s, accumulation=3) for s in (None, {"slots": 2}))
-    assert streamed[0] == plain[0]
-    assert all(torch.equal(a, b) for a, b in zip(streamed[1], plain[1], strict=True))
-
-
-def test_visiting_weights_take_no_more_memory_step_by_step():
-    memory = visiting_run({"slots": 2}, steps=60, topk_ratio=0.0)[2]
-    assert len(set(memory[10:])) == 1

@@ -133,7 +133,7 @@ class LayerInputs:
         self._packed = None
 
     def _pack(self, tensor: Tensor) -> Tensor | _Input:
-        """Return what autograd keeps of a tensor: itself, unless it is a layer's input."""
+        """Return the tensor for autograd to keep; in place of a layer's input its handle."""
         passed_on = None if self._passed_on is None else self._passed_on()
         if passed_on is None or not (
             tensor.data_ptr() == passed_on.data_ptr()
