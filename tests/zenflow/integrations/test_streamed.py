@@ -57,7 +57,7 @@ def trainer_in(folder, stream, **changes):
 
 def test_transformers_trainer(tmp_path):
     found = {}
-    for stream in (False, STREAM, {**STREAM, "slots": 3, "resident_layers": 1}):
+    for stream in (False, STREAM, {**STREAM, "slots": 3, "offload_activations": True}):
         folder = tmp_path / str(stream)
         trainer = trainer_in(folder, stream)
         assert (trainer.weight_stream is not None) == bool(stream)
