@@ -14,6 +14,7 @@ from experiments.commands.prediction.tune import tune_command
 from experiments.commands.report import report_command
 from experiments.commands.study import figures_command, study_command
 from experiments.commands.training.convert import convert_command
+from experiments.commands.training.finetune import finetune
 from experiments.commands.training.train import train
 from experiments.output.commit import commit
 from experiments.output.provenance import versions
@@ -47,6 +48,7 @@ def main() -> None:
 
 
 for _command in (
+    finetune,
     train,
     convert_command,
     compare,

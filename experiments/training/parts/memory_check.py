@@ -69,7 +69,12 @@ def check_host_memory(
 
 
 def check_device_memory(
-    model: nn.Module, config: ZenFlowConfig, device: torch.device, ranks: Ranks = ALONE
+    model: nn.Module,
+    config: ZenFlowConfig,
+    device: torch.device,
+    ranks: Ranks = ALONE,
+    *,
+    beside: int = 0,
 ) -> None:
     """Refuse a run whose optimizer can't have the GPU memory that it allocates at once.
 
@@ -77,10 +82,11 @@ def check_device_memory(
     that stay there whole, and the ring. Gradients and activations come on top.
 
     Args:
-        model: The model, on the device.
+        model: The model, on the device or to come there.
         config: The update rule.
         device: The GPU.
         ranks: Processes that share the run.
+        beside: Bytes that have yet to come there: the model's own.
 
     Raises:
         ConfigError: Some rank's device has not as much; all ranks raise it.
@@ -89,13 +95,15 @@ def check_device_memory(
     needed = plan.device_extra_bytes + plan.device_ring_bytes
     if ranks.parallel == "fsdp":  # where each has its own rows
         needed //= ranks.count
+    needed += beside
     free = min(ranks.collect(free_on(device)))
     if needed > free:
         remedy = ""
         if 0 < config.topk_ratio < 1:
             remedy = f", or a smaller --topk-ratio than {config.topk_ratio:g}"
         raise ConfigError(
-            f"the optimizer needs {needed / 1e9:.1f} GB on {device} beside the model, and "
+            f"the optimizer needs {needed / 1e9:.1f} GB on {device} "
+            f"{'with' if beside else 'beside'} the model, and "
             f"{free / 1e9:.1f} GB are free there: free some, take a strategy that keeps its state "
             f"on the host{remedy} (zenflow plan says what fits); --no-memory-check tries it"
         )

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from experiments.output.bar import wide_console
 from experiments.output.progress import Reporter
 from experiments.training.parts.files.checkpoint import CHECKPOINTS, latest_checkpoint
-from experiments.training.parts.models.pretrained import has_tokenizer
 from experiments.training.parts.ranks.launched import resume_line
 from experiments.training.parts.ranks.ranks import Ranks, joined
 from experiments.training.run.comparison import run_comparison
+from experiments.training.run.ending import how_to_load, out_of_memory
 from experiments.training.run.loop import MODEL, Outcome
 from experiments.training.run.single import run
 from experiments.training.run.stop import StopRequest
 from experiments.training.run.summary import LAST_LOSSES
 from experiments.training.settings.training import TrainSettings
-from zenflow.errors import ZenFlowError
 from zenflow.knobs import Knobs
 
 _NOTICE = (
@@ -69,7 +66,7 @@ def _launch(
             reporter.say(_what_is_left(folder))
             return stop.exit_code
         except (MemoryError, RuntimeError) as error:
-            told = _out_of_memory(error)
+            told = out_of_memory(error)
             if told is None:
                 raise
             raise told from error
@@ -86,7 +83,7 @@ def _launch(
         reporter.say(_last_line(outcome))
     _list_files(reporter, folder)
     if not compare and (folder / MODEL).is_dir():
-        reporter.say(_how_to_load(folder / MODEL))
+        reporter.say(how_to_load(folder / MODEL))
     return 0
 
 
@@ -110,23 +107,6 @@ def _what_is_left(folder: Path) -> str:
     return f"Ended at once. The last save is {found[-1]}. Go on with: {resume_line(folder)}"
 
 
-def _out_of_memory(error: Exception) -> ZenFlowError | None:
-    """Return the message on memory that was refused; None for another error."""
-    words = str(error)
-    if isinstance(error, torch.OutOfMemoryError):
-        place = "the device's"
-    elif isinstance(error, MemoryError) or "can't allocate memory" in words:
-        place = "the host's"
-    else:
-        return None
-    first = (words.splitlines() or ["MemoryError"])[0]
-    return ZenFlowError(
-        f"{place} memory is too small for this run ({first}): try --checkpointing, a smaller "
-        "--batch-size or --sequence with more --grad-accum, or a smaller model; zenflow plan says "
-        "what a machine can do"
-    )
-
-
 def _last_line(outcome: Outcome) -> str:
     summary = outcome.summary
     accuracy = summary.get("eval_accuracy")
@@ -148,21 +128,6 @@ def _tuned(tuning: Mapping[str, Any]) -> str:
         f"{count} decision{'' if count == 1 else 's'}, at the end "
         f"{Knobs.from_dict(tuning['knobs'])}, search {share:.1%} of the run"
     )
-
-
-def _how_to_load(model: Path) -> str:
-    """Return the lines that load a run's weights, and its tokenizer where it has one."""
-    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    is_labelled = "SequenceClassification" in str(config.get("architectures"))
-    auto = "AutoModelForSequenceClassification" if is_labelled else "AutoModelForCausalLM"
-    lines = [f'model = {auto}.from_pretrained("{model}")']
-    if has_tokenizer(model):
-        auto += ", AutoTokenizer"
-        lines += [f'tokenizer = AutoTokenizer.from_pretrained("{model}")']
-    else:
-        lines[0] += "  # its tokens are bytes"
-    code = [f"from transformers import {auto}", *lines]
-    return "Load the model:\n" + "\n".join(f"    {line}" for line in code)
 
 
 def _list_files(reporter: Reporter, folder: Path) -> None:

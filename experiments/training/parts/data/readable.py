@@ -14,16 +14,22 @@ from zenflow.errors import ConfigError
 
 _CHAT = frozenset({"messages", "conversations", "conversation", "dialog", "dialogue", "turns"})
 _PREFERENCE = frozenset({"chosen", "rejected"})
-_INSTRUCTION = (
+INSTRUCTION = (
     ("prompt", "completion"), ("prompt", "response"), ("instruction", "output"),
     ("instruction", "response"), ("question", "answer"), ("question", "answers"),
     ("query", "response"), ("input", "output"),
 )  # fmt: skip
+"""Names of columns that ask and answer, the usual ones first."""
 _ABOUT = frozenset({"readme", "license", "licence", "notice", "citation"})
 """Names of files that tell of a data set and are none themselves."""
 _LABELS = frozenset({"label", "labels", "class", "category", "target", "sentiment"})
 _FEW_LINES = 20
 """Lines of a TSV from which on nearly as many labels as lines are no labels."""
+
+
+def is_about(path: Path) -> bool:
+    """Return whether a file tells of a data set, by its name, and is no part of one."""
+    return path.stem.lower() in _ABOUT
 
 
 def check_readable(path: Path, flag: str, *, is_labelled: bool) -> None:
@@ -52,7 +58,7 @@ def check_readable(path: Path, flag: str, *, is_labelled: bool) -> None:
 def _check_folder(path: Path, flag: str) -> None:
     """Refuse a directory of rows, archives or documents that has no text of its own."""
     files = FolderFiles.below(path)
-    if not all(file.stem.lower() in _ABOUT for file in files.texts):
+    if not all(is_about(file) for file in files.texts):
         return
     for file, _ in files.passed:
         found = not_text(file)
@@ -88,7 +94,7 @@ def rows_called(columns: Iterable[str]) -> str:
         return "chat rows"
     if names >= _PREFERENCE:
         return "preference pairs"
-    if any(names >= set(pair) for pair in _INSTRUCTION):
+    if any(names >= set(pair) for pair in INSTRUCTION):
         return "instruction rows"
     return "rows of a table"
 
@@ -128,7 +134,7 @@ def _renamed(called: str, names: Iterable[str]) -> str:
     """Return the code that gives instruction rows the names that TRL knows."""
     if called != "instruction rows" or {"prompt", "completion"} <= set(names):
         return ""
-    asked, answer = next(pair for pair in _INSTRUCTION if set(names) >= set(pair))
+    asked, answer = next(pair for pair in INSTRUCTION if set(names) >= set(pair))
     prompt = f"row['{asked}']"
     if asked == "instruction" and "input" in names:
         prompt += " + '\\n' + (row['input'] or '')"

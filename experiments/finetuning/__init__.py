@@ -1,0 +1,1 @@
+"""Fine-tuning on chats, instructions and texts: TRL's SFTTrainer with `ZenFlowAdamW`."""

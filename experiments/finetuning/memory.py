@@ -1,0 +1,193 @@
+"""Memory of a fine-tuning before any of it is allocated: refusals, and a table with its sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.finetuning.settings import FineTuning
+from experiments.output.files import free_space
+from experiments.training.parts.memory_check import (
+    check_device_memory,
+    check_host_memory,
+    memory_of_engine,
+)
+from experiments.training.run.saved.space import check_room
+from sim.hardware.catalog import find_machine
+from sim.hardware.profile import HardwareProfile
+from sim.memory.need import memory_of
+from sim.memory.saved import checkpoint_bytes
+from sim.memory_parts import Part
+from sim.schedules.streamed import Streams
+from sim.simulate import Strategy
+from zenflow.errors import ConfigError
+from zenflow.host.limits import free_bytes
+from zenflow.report import readable
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+_STAND_IN = "rtx4090-desktop"
+"""A machine with a GPU: the parts that are asked for are the same on any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedMemory:
+    """Bytes of a run by place, and of its files."""
+
+    parts: tuple[Part, ...]
+    """Bytes by place and purpose, those of the fullest moment of a step."""
+    checkpoint: int
+    """Bytes of a checkpoint."""
+    activations: bool
+    """Whether activations are among the parts: the simulator knows the model's family."""
+    told_of_disk: str
+    """Words on the room for checkpoints."""
+
+    def at(self, *places: str) -> float:
+        """Return the sum of the parts in these places: device, pageable, pinned."""
+        return sum(part.num_bytes for part in self.parts if part.place in places)
+
+    @property
+    def device(self) -> float:
+        """Bytes of the device at the fullest moment of a step."""
+        return self.at("device")
+
+    @property
+    def host(self) -> float:
+        """Bytes of the host's memory."""
+        return self.at("pageable", "pinned")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the sums as plain JSON values."""
+        return {
+            "device_bytes": self.device,
+            "host_bytes": self.host,
+            "checkpoint_bytes": self.checkpoint,
+            "with_activations": self.activations,
+        }
+
+
+def expect(
+    settings: FineTuning, model: nn.Module, folder: Path, *, has_one: bool
+) -> ExpectedMemory:
+    """Return the memory that a run will take, and refuse checkpoints that have no room.
+
+    Args:
+        settings: The run's.
+        model: The model, of which only shapes and dtypes are looked at.
+        folder: Where checkpoints go.
+        has_one: Whether one is there already.
+
+    Raises:
+        CheckpointError: The disk has no room for checkpoints.
+    """
+    engine = memory_of_engine(model, settings.config)
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    size = checkpoint_bytes(engine) + weights
+    told = "checkpoint: none (--no-checkpoint)"
+    if settings.run.checkpoint:
+        told = check_room(size, free_space(folder), folder, has_one=has_one)
+    try:
+        parts, activations = _simulated(settings, model), True
+    except ConfigError:  # a family that the simulator does not know
+        plan = engine.plan(has_ring=settings.run.gradients == "release")
+        beside = plan.device_extra_bytes + plan.device_ring_bytes + plan.device_step_bytes
+        parts, activations = (
+            (
+                Part("weights", "device", weights),
+                Part("optimizer", "device", beside),
+                Part("optimizer", "pageable", plan.host_bytes),
+            ),
+            False,
+        )
+    return ExpectedMemory(parts=parts, checkpoint=size, activations=activations, told_of_disk=told)
+
+
+def _simulated(settings: FineTuning, model: Any) -> tuple[Part, ...]:
+    """Return the parts that the simulator expects.
+
+    Raises:
+        ConfigError: It does not know the model's family.
+    """
+    run = settings.run
+    strategy = replace(
+        Strategy.of(
+            run.strategy,
+            releases=run.gradients == "release",
+            streams=Streams(resident_layers=run.resident_layers) if run.stream else None,
+        ),
+        config=settings.config,
+    )
+    return memory_of(run.workload(model.config.to_dict()), strategy, _machine()).parts
+
+
+def _machine() -> HardwareProfile:
+    """Return a machine with a GPU and this host's memory."""
+    found = find_machine(_STAND_IN, 1)
+    dram = replace(found.host.dram_bytes, value=max(1.0, free_bytes()[0]))
+    return replace(found, host=replace(found.host, dram_bytes=dram))
+
+
+def check(settings: FineTuning, model: nn.Module, device: torch.device) -> None:
+    """Refuse a run whose optimizer and weights can't have the memory that they take for sure.
+
+    Args:
+        settings: The run's.
+        model: The model, before its weights have any memory.
+        device: Where it will compute.
+
+    Raises:
+        ConfigError: Host or device have not as much.
+    """
+    if not settings.run.memory_check:
+        return
+    on_cpu, run = device.type == "cpu", settings.run
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    sums = weights if run.stream and run.grad_accum > 1 else 0
+    at_home = weights if on_cpu or run.stream else 0
+    check_host_memory(model, settings.config, on_cpu=on_cpu, beside=at_home + sums)
+    if not on_cpu:
+        check_device_memory(model, settings.config, device, beside=0 if run.stream else weights)
+
+
+def table(expected: ExpectedMemory, device: torch.device) -> str:
+    """Return the parts that count, their sums, and what a checkpoint takes, in lines."""
+    name = "device" if device.type != "cpu" else "device (this CPU)"
+    lines = ["Memory, expected by the simulator before anything is allocated:"]
+    lines += _lines(name, [part for part in expected.parts if part.place == "device"])
+    lines += _lines("host", [part for part in expected.parts if part.place != "device"])
+    if not expected.activations:
+        lines.append("  Activations come on top: the simulator does not know this family.")
+    return "\n".join([*lines, f"  {expected.told_of_disk}"])
+
+
+def _lines(name: str, parts: Sequence[Part]) -> list[str]:
+    """Return a place's sum and its parts, the largest first."""
+    total = sum(part.num_bytes for part in parts)
+    lines = [f"  {name:<24}{readable(total):>9}   in sum"]
+    for part in sorted(parts, key=lambda part: -part.num_bytes):
+        if part.num_bytes >= 0.01 * total:
+            lines.append(
+                f"    {part.name:<22}{readable(part.num_bytes):>9}   {part.note}".rstrip()
+            )
+    return lines
+
+
+def doubt(expected: ExpectedMemory, device: torch.device) -> str | None:
+    """Return a warning where a device has less memory than is expected; None elsewhere."""
+    if device.type == "cpu":
+        return None
+    import torch
+
+    total = torch.cuda.get_device_properties(device).total_memory
+    if expected.device <= total:
+        return None
+    return (
+        f"Warning: the step is expected to take {readable(expected.device)} of the device's "
+        f"{readable(total)}, and may run out: lower --batch-size, --sequence or --topk-ratio, or "
+        "let layers visit it with --stream --topk-ratio 0"
+    )

@@ -1,0 +1,266 @@
+"""A fine-tuning from its settings to a folder that plain transformers loads."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+
+from experiments.finetuning import memory
+from experiments.finetuning.course import Course
+from experiments.finetuning.record import check_same_rows, last_checkpoint, write_record
+from experiments.finetuning.rows import read_rows
+from experiments.finetuning.settings import FineTuning
+from experiments.finetuning.shown import beginning, marked, sample
+from experiments.finetuning.template import Templated, set_template, templated
+from experiments.finetuning.trainer import (
+    ZenFlowSFTTrainer,
+    arguments,
+    load_model,
+    load_tokenizer,
+    make_trainer,
+    pace_of,
+    shape_of,
+)
+from experiments.output.progress import Reporter
+from experiments.training.parts.setup import choose_device, use_threads
+from experiments.training.run.stop import StopRequest
+from zenflow.errors import ConfigError, ZenFlowError
+
+_LAST_LOSSES = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """Outcome of a run."""
+
+    steps: int
+    """Number of steps that are taken, those of an earlier process included."""
+    stopped: bool
+    """Whether a signal ended the run before its last step."""
+    figures: Mapping[str, Any]
+    """Losses, times and sizes as plain JSON values."""
+
+
+def fine_tune(
+    settings: FineTuning, folder: Path, reporter: Reporter, stop: StopRequest, *, resume: bool
+) -> Result:
+    """Fine-tune a model, and leave it in a folder with its tokenizer.
+
+    Args:
+        settings: What to do.
+        folder: Where checkpoints and the model go.
+        reporter: Shows the run.
+        stop: Asked after every step whether to end early.
+        resume: Whether to go on from the folder's last checkpoint.
+
+    Raises:
+        ConfigError: Model, data or machine don't go together; nothing has been trained then.
+        CheckpointError: There is no checkpoint, none fits the disk, or the data has changed.
+    """
+    _quiet()
+    checkpoint = last_checkpoint(folder) if resume else None
+    device = _device(settings)
+    shape = shape_of(settings)
+    memory.check(settings, shape, device)
+    expected = memory.expect(settings, shape, folder, has_one=resume)
+    tokenizer = load_tokenizer(settings.run.model)
+    set_template(tokenizer, settings.own.chat_template)
+    data = _data(settings, tokenizer)
+    reporter.say(_about(data, settings, device))
+    reporter.say(memory.table(expected, device))
+    if (doubt := memory.doubt(expected, device)) is not None:
+        reporter.say(doubt)
+    held_out = data.rows.held_out is not None
+    args = arguments(settings, data, folder, evaluates=held_out)
+    trainer = make_trainer(settings, data, args, load_model(settings), tokenizer)
+    rows = _checked_rows(trainer, settings, folder, reporter, resume=resume)
+    course = Course(reporter, stop, pace_of(settings), _answers(trainer, settings))
+    trainer.add_callback(course)
+    if checkpoint is not None:
+        step = int(checkpoint.name.rpartition("-")[2])
+        reporter.say(f"goes on from step {step}, saved in {checkpoint}")
+    try:
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        return _end(trainer, course, stop, expected, rows)
+    finally:
+        if trainer.zenflow_optimizer is not None:
+            trainer.zenflow_optimizer.close()
+
+
+def _quiet() -> None:
+    """Leave progress bars and remarks of other packages out, but for their warnings."""
+    import datasets
+    import transformers
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # no remark at each fork
+    datasets.disable_progress_bars()
+    for library in (transformers.logging, datasets.logging):
+        library.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    logging.getLogger("trl").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"(trl|transformers|datasets|accelerate|torch)\.")
+
+
+def _device(settings: FineTuning) -> torch.device:
+    device = choose_device(settings.run)
+    if device.type == "cuda" and torch.cuda.device_count() > 1:
+        raise ConfigError(
+            f"zenflow finetune is for one GPU, and this machine shows {torch.cuda.device_count()}:"
+            " choose one with CUDA_VISIBLE_DEVICES=0; docs/guides/many-gpus.md has several"
+        )
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    use_threads(settings.run, device, cores or 1)
+    return device
+
+
+def _data(settings: FineTuning, tokenizer: Any) -> Templated:
+    run, own = settings.run, settings.own
+    rows = read_rows(settings.data, run.eval_data, own.eval_share, run.seed)
+    if rows.held_out is None and own.wants_best:
+        raise ConfigError(
+            f"the best weights are told by held-out rows, and of {len(rows.train)} rows none are "
+            "held out: give --eval-data, or leave --keep-best and --patience out"
+        )
+    return templated(rows, tokenizer, mask_prompts=own.mask_prompts)
+
+
+def _about(data: Templated, settings: FineTuning, device: torch.device) -> str:
+    rows, run = data.rows, settings.run
+    held_out = "none" if rows.held_out is None else f"{len(rows.held_out):,}"
+    return (
+        f"model {Path(run.model).name} ({run.dtype}) on {device}; {len(rows.train):,} "
+        f"{rows.called} to train on, {held_out} held out\n{data.told}"
+    )
+
+
+def _checked_rows(
+    trainer: ZenFlowSFTTrainer,
+    settings: FineTuning,
+    folder: Path,
+    reporter: Reporter,
+    *,
+    resume: bool,
+) -> int:
+    """Show the first row as the model reads it, and write or check the run's record.
+
+    Returns:
+        The number of rows.
+
+    Raises:
+        ConfigError: No row is left to learn from.
+        CheckpointError: The rows of a resumed run are not those that it began with.
+    """
+    rows = trainer.train_dataset
+    if not len(rows):
+        raise ConfigError(
+            f"no row has anything to learn within --sequence {settings.run.sequence} tokens: the "
+            "prompts alone are longer; raise it"
+        )
+    first = rows[0]
+    reporter.say(marked(trainer.processing_class, first["input_ids"], first["labels"]))
+    longest = sum(len(ids) >= settings.run.sequence for ids in rows["input_ids"])
+    if longest and not trainer.args.packing:
+        reporter.say(
+            f"{longest} of {len(rows)} rows have {settings.run.sequence} tokens (--sequence), at "
+            "which longer ones are cut"
+        )
+    digest = _digest(rows)
+    if resume:
+        check_same_rows(folder, digest)
+    else:
+        write_record(folder, settings, digest)
+    return len(rows)
+
+
+def _digest(rows: Any) -> str:
+    """Return a hash of all tokens and labels, in their order."""
+    found = xxhash.xxh3_64()
+    for batch in rows.with_format("arrow").iter(1000):
+        for name in ("input_ids", "labels"):
+            column = batch[name].combine_chunks()
+            found.update(column.flatten().to_numpy(zero_copy_only=False).tobytes())
+            found.update(column.value_lengths().to_numpy(zero_copy_only=False).tobytes())
+    return found.hexdigest()
+
+
+def _answers(trainer: ZenFlowSFTTrainer, settings: FineTuning) -> Any:
+    """Return the function that gives a sample of answers in words; None where none is asked."""
+    most, tokenizer = settings.own.sample_tokens, trainer.processing_class
+    if not most:
+        return None
+    rows = trainer.train_dataset if trainer.eval_dataset is None else trainer.eval_dataset
+    prompt = beginning(rows[0]["input_ids"], rows[0]["labels"])
+    asked = tokenizer.decode(prompt, skip_special_tokens=True)
+
+    def answer(model: Any) -> str:
+        optimizer = trainer.zenflow_optimizer
+        assert optimizer is not None
+        with optimizer.true_weights():
+            said = sample(model, tokenizer, prompt, most, trainer.args.device)
+        return f"Sample: {asked[-200:]!r} -> {said!r}"
+
+    return answer
+
+
+def _end(
+    trainer: ZenFlowSFTTrainer,
+    course: Course,
+    stop: StopRequest,
+    expected: memory.ExpectedMemory,
+    rows: int,
+) -> Result:
+    """Evaluate and save what is finished, and return the outcome."""
+    steps, planned = trainer.state.global_step, trainer.state.max_steps
+    stopped = stop.requested and steps < planned
+    best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
+    if not stopped:
+        is_evaluated = any(row["step"] == steps for row in course.evaluations)
+        if trainer.eval_dataset is not None and (best is not None or not is_evaluated):
+            trainer.evaluate()
+        elif trainer.eval_dataset is None:
+            course.say_sample(trainer.model)
+        _save(trainer)
+    last = course.losses[-_LAST_LOSSES:]
+    optimizer = trainer.zenflow_optimizer
+    return Result(
+        steps=steps,
+        stopped=stopped,
+        figures={
+            "steps": steps,
+            "planned_steps": planned,
+            "rows": rows,
+            "train_loss": sum(last) / len(last) if last else None,
+            "eval_loss": course.evaluations[-1]["eval_loss"] if course.evaluations else None,
+            "evaluations": course.evaluations,
+            "best_checkpoint": best,
+            "tokens": course.tokens,
+            "seconds": course.seconds,
+            "expected_memory": expected.to_dict(),
+            "memory": optimizer.memory.to_dict() if optimizer is not None else None,
+        },
+    )
+
+
+def _save(trainer: ZenFlowSFTTrainer) -> None:
+    """Save the model with its tokenizer, and push it where that is asked.
+
+    Raises:
+        ZenFlowError: It is saved, but can't be pushed.
+    """
+    try:
+        trainer.save_model()
+    except (OSError, RuntimeError) as error:
+        if not trainer.args.push_to_hub:
+            raise
+        raise ZenFlowError(
+            f"the model is saved in {trainer.args.output_dir}, but can't be pushed ({error}): "
+            "push it with `hf upload` once that is mended"
+        ) from error

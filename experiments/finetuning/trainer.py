@@ -1,0 +1,197 @@
+"""TRL's SFTTrainer with our optimizer, made from a run's settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, EarlyStoppingCallback
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from trl import SFTConfig, SFTTrainer
+
+from experiments.finetuning.settings import FineTuning
+from experiments.finetuning.template import Templated
+from experiments.training.parts.models.named import find_model, has_weights
+from experiments.training.run.saved.pace import COMPACT_STEPS, SavePace
+from zenflow.errors import ConfigError
+from zenflow.integrations.transformers import ZenFlowTrainerMixin
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant_with_warmup"}
+_LEFT_OUT = (ProgressCallback, PrinterCallback)
+
+
+class ZenFlowSFTTrainer(ZenFlowTrainerMixin, SFTTrainer):
+    """SFTTrainer whose optimizer has its state on the host."""
+
+
+def load_tokenizer(name: str) -> Any:
+    """Return a model's tokenizer.
+
+    Raises:
+        ConfigError: It can't be loaded.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError, KeyError) as error:
+        raise _unloadable(name, "tokenizer", error) from error
+
+
+def shape_of(settings: FineTuning) -> Any:
+    """Return a model without memory for its weights: their shapes and dtypes alone.
+
+    Raises:
+        ConfigError: There is no such language model, or its weights are not there, quantized, or
+            an adapter's.
+    """
+    name = settings.run.model
+    if (Path(name) / "adapter_config.json").is_file():
+        raise ConfigError(
+            f"--model {name} is an adapter of PEFT: merge it first (merge_and_unload), and give "
+            "the merged model"
+        )
+    try:
+        config = AutoConfig.from_pretrained(name)
+        if getattr(config, "quantization_config", None) is not None:
+            raise ConfigError(
+                f"the weights of --model {name} are quantized, and all of them are trained here: "
+                "give the model they were made from"
+            )
+        if not has_weights(find_model(name)):
+            raise ConfigError(
+                f"--model {name} has no weights to fine-tune: give a folder that has them, or "
+                "train from random ones with zenflow train"
+            )
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, dtype=_DTYPES[settings.run.dtype])
+    except ConfigError:  # which is a ValueError
+        raise
+    except (OSError, ValueError, KeyError) as error:
+        raise _unloadable(name, "model", error) from error
+
+
+def load_model(settings: FineTuning) -> Any:
+    """Return the model with its weights, on the host.
+
+    Raises:
+        ConfigError: They can't be loaded.
+    """
+    name = settings.run.model
+    try:
+        return AutoModelForCausalLM.from_pretrained(name, dtype=_DTYPES[settings.run.dtype])
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise _unloadable(name, "model", error) from error
+
+
+def _unloadable(name: str, what: str, error: Exception) -> ConfigError:
+    line = (str(error).strip().splitlines() or [repr(error)])[0]
+    return ConfigError(
+        f"the {what} of --model {name} can't be loaded by transformers "
+        f"{transformers.__version__} ({line}): give a folder that save_pretrained wrote, a name "
+        "on the hub that this machine can reach, or a newer transformers"
+    )
+
+
+def arguments(settings: FineTuning, data: Templated, out: Path, *, evaluates: bool) -> SFTConfig:
+    """Return TRL's configuration of a run.
+
+    Args:
+        settings: The run's.
+        data: Its rows.
+        out: Folder of checkpoints and of the model.
+        evaluates: Whether there are held-out rows.
+    """
+    run, own = settings.run, settings.own
+    is_text = data.rows.form == "text"
+    best = own.wants_best and evaluates
+    length = {"max_steps": run.steps} if run.steps else {"num_train_epochs": run.epochs}
+    hub = {} if own.push_to_hub is None else {
+        "push_to_hub": True, "hub_model_id": own.push_to_hub, "hub_strategy": "end",
+    }  # fmt: skip
+    saves = _save_steps(settings)
+    return SFTConfig(
+        str(out),
+        **length,
+        **data.arguments,
+        **hub,
+        max_length=run.sequence,
+        packing=is_text if own.packing is None else own.packing,
+        packing_strategy="bfd_split" if is_text else "bfd",  # no text is cut off
+        per_device_train_batch_size=run.batch_size,
+        per_device_eval_batch_size=run.batch_size,
+        gradient_accumulation_steps=run.grad_accum,
+        gradient_checkpointing=run.checkpointing,
+        learning_rate=run.lr,
+        adam_beta1=run.betas[0],
+        adam_beta2=run.betas[1],
+        adam_epsilon=run.eps,
+        weight_decay=run.weight_decay,
+        max_grad_norm=run.max_grad_norm or 0.0,
+        lr_scheduler_type=_SCHEDULES[run.schedule],
+        warmup_steps=run.warmup,
+        bf16=False,  # weights have their dtype, and are computed with in it
+        seed=run.seed,
+        eval_strategy="steps" if evaluates and run.eval_every else "no",
+        eval_steps=run.eval_every or None,
+        save_strategy="steps" if saves else "no",
+        save_steps=saves or 1,
+        save_total_limit=1,  # beside the best one
+        load_best_model_at_end=best,
+        metric_for_best_model="eval_loss" if best else None,
+        greater_is_better=False if best else None,
+        logging_steps=1,
+        report_to=own.report_to.split(",") if own.report_to else [],
+        include_num_input_tokens_seen="non_padding",
+        use_cpu=run.device == "cpu",
+        dataloader_pin_memory=run.device != "cpu" and torch.cuda.is_available(),
+        disable_tqdm=True,
+    )
+
+
+def _save_steps(settings: FineTuning) -> int:
+    """Return the steps between saves that the Trainer makes; 0: none."""
+    if not settings.run.checkpoint:
+        return 0
+    if settings.saves_every:
+        return settings.saves_every
+    return COMPACT_STEPS if settings.config.is_compact else 0
+
+
+def make_trainer(
+    settings: FineTuning, data: Templated, args: SFTConfig, model: Any, tokenizer: Any
+) -> ZenFlowSFTTrainer:
+    """Return the trainer, which has the rows' tokens.
+
+    Raises:
+        ConfigError: TRL or the mixin refuse a setting.
+    """
+    run = settings.run
+    stream = {"resident_layers": run.resident_layers} if run.stream else False
+    try:
+        trainer = ZenFlowSFTTrainer(
+            model=model,
+            args=args,
+            train_dataset=data.rows.train,
+            eval_dataset=data.rows.held_out,
+            processing_class=tokenizer,
+            zenflow=settings.config,
+            release=run.gradients == "release",
+            stream=stream,
+            optimizer_options=(
+                None if run.host_threads is None else {"host_threads": run.host_threads}
+            ),
+        )
+    except (ValueError, MemoryError) as error:
+        raise ConfigError(str(error)) from error
+    for callback in _LEFT_OUT:  # another shows the run
+        trainer.remove_callback(callback)
+    if settings.own.patience is not None and args.load_best_model_at_end:
+        trainer.add_callback(EarlyStoppingCallback(settings.own.patience))
+    return trainer
+
+
+def pace_of(settings: FineTuning) -> SavePace | None:
+    """Return when a run is saved by the clock; None where it is not saved at all."""
+    return SavePace.of(settings.run) if settings.run.checkpoint else None
