@@ -1,4 +1,4 @@
-"""A run on its way, as a callback of the Trainer: rows, evaluations, samples, saves and the end."""
+"""A run on its way, as a callback of the Trainer: steps, evaluations, samples, saves, the end."""
 
 from __future__ import annotations
 

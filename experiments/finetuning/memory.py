@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 _STAND_IN = "rtx4090-desktop"
 """A machine with a GPU: the parts that are asked for are the same on any."""
+_OF_A_GPU = ("framework", "allocator's reserve")
+"""Parts that a CPU in the device's place does not have."""
+_LEAST_SHOWN = 0.01
+"""Smallest share of a place's sum that has a line of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +76,19 @@ class ExpectedMemory:
 
 
 def expect(
-    settings: FineTuning, model: nn.Module, folder: Path, *, has_one: bool
+    settings: FineTuning,
+    model: nn.Module,
+    device: torch.device,
+    folder: Path,
+    *,
+    has_one: bool,
 ) -> ExpectedMemory:
     """Return the memory that a run will take, and refuse checkpoints that have no room.
 
     Args:
         settings: The run's.
         model: The model, of which only shapes and dtypes are looked at.
+        device: Where it will compute.
         folder: Where checkpoints go.
         has_one: Whether one is there already.
 
@@ -170,10 +180,9 @@ def _lines(name: str, parts: Sequence[Part]) -> list[str]:
     total = sum(part.num_bytes for part in parts)
     lines = [f"  {name:<24}{readable(total):>9}   in sum"]
     for part in sorted(parts, key=lambda part: -part.num_bytes):
-        if part.num_bytes >= 0.01 * total:
-            lines.append(
-                f"    {part.name:<22}{readable(part.num_bytes):>9}   {part.note}".rstrip()
-            )
+        if part.num_bytes >= _LEAST_SHOWN * total:
+            line = f"    {part.name:<22}{readable(part.num_bytes):>9}   {part.note}"
+            lines.append(line.rstrip())
     return lines
 
 

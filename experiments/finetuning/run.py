@@ -21,7 +21,6 @@ from experiments.finetuning.settings import FineTuning
 from experiments.finetuning.shown import beginning, marked, sample
 from experiments.finetuning.template import Templated, set_template, templated
 from experiments.finetuning.trainer import (
-    ZenFlowSFTTrainer,
     arguments,
     load_model,
     load_tokenizer,
@@ -70,7 +69,7 @@ def fine_tune(
     device = _device(settings)
     shape = shape_of(settings)
     memory.check(settings, shape, device)
-    expected = memory.expect(settings, shape, folder, has_one=resume)
+    expected = memory.expect(settings, shape, device, folder, has_one=resume)
     tokenizer = load_tokenizer(settings.run.model)
     set_template(tokenizer, settings.own.chat_template)
     data = _data(settings, tokenizer)
@@ -102,9 +101,10 @@ def _quiet() -> None:
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # no remark at each fork
     datasets.disable_progress_bars()
-    for library in (transformers.logging, datasets.logging):
-        library.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    datasets.logging.set_verbosity_error()
+    library: Any = transformers.logging
+    library.set_verbosity_error()
+    library.disable_progress_bar()
     logging.getLogger("trl").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"(trl|transformers|datasets|accelerate|torch)\.")
 
@@ -142,7 +142,7 @@ def _about(data: Templated, settings: FineTuning, device: torch.device) -> str:
 
 
 def _checked_rows(
-    trainer: ZenFlowSFTTrainer,
+    trainer: Any,
     settings: FineTuning,
     folder: Path,
     reporter: Reporter,
@@ -191,7 +191,7 @@ def _digest(rows: Any) -> str:
     return found.hexdigest()
 
 
-def _answers(trainer: ZenFlowSFTTrainer, settings: FineTuning) -> Any:
+def _answers(trainer: Any, settings: FineTuning) -> Any:
     """Return the function that gives a sample of answers in words; None where none is asked."""
     most, tokenizer = settings.own.sample_tokens, trainer.processing_class
     if not most:
@@ -211,7 +211,7 @@ def _answers(trainer: ZenFlowSFTTrainer, settings: FineTuning) -> Any:
 
 
 def _end(
-    trainer: ZenFlowSFTTrainer,
+    trainer: Any,
     course: Course,
     stop: StopRequest,
     expected: memory.ExpectedMemory,
@@ -249,7 +249,7 @@ def _end(
     )
 
 
-def _save(trainer: ZenFlowSFTTrainer) -> None:
+def _save(trainer: Any) -> None:
     """Save the model with its tokenizer, and push it where that is asked.
 
     Raises:

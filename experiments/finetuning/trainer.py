@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, EarlyStoppingCallback
+from transformers import EarlyStoppingCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import SFTConfig, SFTTrainer
 
@@ -21,9 +21,10 @@ from zenflow.integrations.transformers import ZenFlowTrainerMixin
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant_with_warmup"}
 _LEFT_OUT = (ProgressCallback, PrinterCallback)
+_auto: Any = transformers  # whose classes by name have no types
 
 
-class ZenFlowSFTTrainer(ZenFlowTrainerMixin, SFTTrainer):
+class ZenFlowSFTTrainer(ZenFlowTrainerMixin, SFTTrainer):  # type: ignore[misc] # is untyped here
     """SFTTrainer whose optimizer has its state on the host."""
 
 
@@ -34,7 +35,7 @@ def load_tokenizer(name: str) -> Any:
         ConfigError: It can't be loaded.
     """
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return _auto.AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, KeyError) as error:
         raise _unloadable(name, "tokenizer", error) from error
 
@@ -53,7 +54,7 @@ def shape_of(settings: FineTuning) -> Any:
             "the merged model"
         )
     try:
-        config = AutoConfig.from_pretrained(name)
+        config = _auto.AutoConfig.from_pretrained(name)
         if getattr(config, "quantization_config", None) is not None:
             raise ConfigError(
                 f"the weights of --model {name} are quantized, and all of them are trained here: "
@@ -65,7 +66,9 @@ def shape_of(settings: FineTuning) -> Any:
                 "train from random ones with zenflow train"
             )
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, dtype=_DTYPES[settings.run.dtype])
+            return _auto.AutoModelForCausalLM.from_config(
+                config, dtype=_DTYPES[settings.run.dtype]
+            )
     except ConfigError:  # which is a ValueError
         raise
     except (OSError, ValueError, KeyError) as error:
@@ -80,7 +83,7 @@ def load_model(settings: FineTuning) -> Any:
     """
     name = settings.run.model
     try:
-        return AutoModelForCausalLM.from_pretrained(name, dtype=_DTYPES[settings.run.dtype])
+        return _auto.AutoModelForCausalLM.from_pretrained(name, dtype=_DTYPES[settings.run.dtype])
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise _unloadable(name, "model", error) from error
 
@@ -161,7 +164,7 @@ def _save_steps(settings: FineTuning) -> int:
 
 def make_trainer(
     settings: FineTuning, data: Templated, args: SFTConfig, model: Any, tokenizer: Any
-) -> ZenFlowSFTTrainer:
+) -> Any:
     """Return the trainer, which has the rows' tokens.
 
     Raises:
@@ -170,7 +173,7 @@ def make_trainer(
     run = settings.run
     stream = {"resident_layers": run.resident_layers} if run.stream else False
     try:
-        trainer = ZenFlowSFTTrainer(
+        trainer: Any = ZenFlowSFTTrainer(
             model=model,
             args=args,
             train_dataset=data.rows.train,

@@ -186,10 +186,10 @@ def _run(settings: FineTuning, folder: Path, *, resume: bool, as_json: bool) -> 
             reporter.say(f"Ended at once. If anything was saved, go on with: {resume_line}")
             return stop.exit_code
         except (MemoryError, RuntimeError) as error:
-            told = out_of_memory(error)
-            if told is None:
+            refused = out_of_memory(error)
+            if refused is None:
                 raise
-            raise told from error
+            raise refused from error
         finally:
             reporter.close()
     figures = {**result.figures, "model": None if result.stopped else str(folder)}
