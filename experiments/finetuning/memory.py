@@ -114,6 +114,8 @@ def expect(
             ),
             False,
         )
+    if device.type == "cpu":
+        parts = tuple(part for part in parts if part.name not in _OF_A_GPU)
     return ExpectedMemory(parts=parts, checkpoint=size, activations=activations, told_of_disk=told)
 
 

@@ -30,6 +30,7 @@ BUILDERS = {
 """Readers of `datasets` by the ends of files' names; a text file is one row, line breaks kept."""
 _HELD_OUT = ("validation", "valid", "dev", "eval", "test")
 _CHATS = ("messages", "conversations")
+_ROLES = {"human": "user", "gpt": "assistant"}
 _BESIDE_CHATS = ("tools", "chat_template_kwargs")
 MOST_HELD_OUT, FEWEST_ROWS = 200, 20
 
@@ -91,8 +92,9 @@ def _joined(parts: Sequence[Any]) -> Any:
 
     if len(parts) == 1:
         return parts[0]
-    try:
-        return concatenate_datasets(list(parts))
+    first = parts[0].features
+    try:  # a file's kind decides between types of one meaning
+        return concatenate_datasets([p if p.features == first else p.cast(first) for p in parts])
     except ValueError as error:
         raise ConfigError(
             f"the data sets of several --data don't fit together ({_first_line(error)}): give "
@@ -233,9 +235,7 @@ def _mapped(rows: Any, check: Callable[[Any, str], dict[str, Any]], named: str) 
 
 
 def _chat(row: Any, place: str) -> dict[str, Any]:
-    from trl import maybe_convert_to_chatml
-
-    found = maybe_convert_to_chatml(dict(row)).get("messages")
+    found = row.get("messages") or [_message(said) for said in row.get("conversations") or ()]
     is_chat = isinstance(found, list) and all(
         isinstance(message, dict) and isinstance(message.get("role"), str) for message in found
     )
@@ -249,6 +249,13 @@ def _chat(row: Any, place: str) -> dict[str, Any]:
             "learnt from it, take it out"
         )
     return {"messages": found}
+
+
+def _message(said: Any) -> Any:
+    """Return a message of ShareGPT's form in the usual one."""
+    if not isinstance(said, dict) or "from" not in said:
+        return said
+    return {"role": _ROLES.get(said["from"], said["from"]), "content": said.get("value")}
 
 
 def _prompt(row: Any, place: str, pair: tuple[str, str], names: Iterable[str]) -> dict[str, Any]:

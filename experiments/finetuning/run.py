@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import warnings
 from collections.abc import Mapping
@@ -105,7 +104,6 @@ def _quiet() -> None:
     library: Any = transformers.logging
     library.set_verbosity_error()
     library.disable_progress_bar()
-    logging.getLogger("trl").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"(trl|transformers|datasets|accelerate|torch)\.")
 
 
@@ -257,7 +255,7 @@ def _save(trainer: Any) -> None:
     """
     try:
         trainer.save_model()
-    except (OSError, RuntimeError) as error:
+    except Exception as error:  # the hub's client has errors of several packages
         if not trainer.args.push_to_hub:
             raise
         raise ZenFlowError(

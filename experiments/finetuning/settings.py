@@ -155,6 +155,8 @@ def settle(
             "--select-strategy epoch needs the number of steps in an epoch, which packing decides "
             "late: leave it out, and give --select-interval in steps"
         )
+    if values.get("dtype") == "float16":
+        raise ConfigError("--dtype float16 would need a loss scaler: take bfloat16")
     # The logits of TRL's trainer are never whole: the loss is taken from the output layer's input.
     run = TrainSettings(**values, knobs=dict(knobs), chunked_loss=True)
     told = {**own, "chat_template": _absolute(own.get("chat_template"))}
@@ -203,8 +205,6 @@ def _broken(settings: FineTuning) -> Iterator[str]:
     run, own = settings.run, settings.own
     if run.schedule not in OWN_SCHEDULES:
         yield f"--schedule must be one of {', '.join(OWN_SCHEDULES)} here, but is {run.schedule}"
-    if run.dtype == "float16":
-        yield "--dtype float16 would need a loss scaler: take bfloat16"
     if ":" in run.device:
         yield (
             f"--device {run.device} is one of several: choose it with CUDA_VISIBLE_DEVICES, and "

@@ -188,6 +188,13 @@ def make_trainer(
         )
     except (ValueError, MemoryError) as error:
         raise ConfigError(str(error)) from error
+    except Exception as error:  # the hub's client has errors of several packages
+        if settings.own.push_to_hub is None:
+            raise
+        raise ConfigError(
+            f"--push-to-hub {settings.own.push_to_hub}: the model can't be pushed there "
+            f"({error}): log in with `hf auth login`, check the network, or leave it out"
+        ) from error
     for callback in _LEFT_OUT:  # another shows the run
         trainer.remove_callback(callback)
     if settings.own.patience is not None and args.load_best_model_at_end:

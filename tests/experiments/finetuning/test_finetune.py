@@ -1,0 +1,189 @@
+"""`zenflow finetune` from a file of chats to a folder that transformers loads."""
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+
+pytest.importorskip("trl", reason='needs the extra: pip install "zenflow-offload[finetune]"')
+
+from datasets import load_dataset
+from trl import SFTConfig, SFTTrainer
+
+from experiments.finetuning.course import Course
+from tests.experiments.finetuning.small import (
+    FAST,
+    chat,
+    finetune,
+    losses,
+    save_model,
+    tuned,
+    weights,
+    write_rows,
+)
+from zenflow import ZenFlowConfig
+from zenflow.integrations.transformers import ZenFlowTrainerMixin
+
+pytestmark = pytest.mark.filterwarnings("default")  # those of other packages are not ours
+STEPS = 7
+"""Steps of a run: more than a window, and an epoch of five."""
+
+
+class ByHand(ZenFlowTrainerMixin, SFTTrainer):
+    pass
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return a folder with a model, and twenty chats to learn."""
+    folder = tmp_path_factory.mktemp("finetune")
+    save_model(folder / "model")
+    write_rows(folder / "chats.jsonl", map(chat, range(20)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def flags(folder):
+    return ("--model", folder / "model", "--data", folder / "chats.jsonl", "--steps", STEPS, *FAST)
+
+
+@pytest.fixture(scope="module")
+def run(folder, flags):
+    """Return the folder of a run that nothing disturbed, and what it said."""
+    return folder / "run", tuned(folder / "run", *flags, "--eval-share", "0.1",
+                                 "--sample-tokens", "4").output  # fmt: skip
+
+
+def by_hand(folder, kind, rows=None, **given):
+    """Train the same rows as the command does with TRL, written by hand."""
+    chats = load_dataset("json", data_files=str(folder / "chats.jsonl"), split="train")
+    changes = given.pop("changes", {})
+    trainer = kind(
+        model=str(folder / "model"),
+        args=SFTConfig(
+            str(folder / "by-hand"),
+            max_steps=STEPS,
+            max_length=64,
+            per_device_train_batch_size=4,
+            learning_rate=0.005,
+            warmup_steps=0.03,
+            bf16=False,
+            use_cpu=True,
+            seed=0,
+            assistant_only_loss=True,
+            logging_steps=1,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            **changes,
+        ),
+        train_dataset=chats if rows is None else rows(chats),
+        **given,
+    )
+    trainer.train()
+    return trainer, [row["loss"] for row in trainer.state.log_history if "loss" in row]
+
+
+def are_same(trainer, folder):
+    found = weights(folder)
+    mine = dict(trainer.model.named_parameters())
+    return all(torch.equal(mine[name].detach(), found[name]) for name in found)
+
+
+def test_chats_in_one_command_make_a_model_that_transformers_loads(run):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    out, said = run
+    assert "All answers of a chat are learnt" in said
+    assert said.count("held-out loss") == 2  # at the end, and in the last words
+    assert "Sample: " in said
+    last = said.strip().splitlines()[-3:]
+    assert last[0].strip() == "from transformers import AutoModelForCausalLM, AutoTokenizer"
+    names = {"AutoModelForCausalLM": AutoModelForCausalLM, "AutoTokenizer": AutoTokenizer}
+    exec("\n".join(line.strip() for line in last[1:]), names)
+    model, tokenizer = names["model"], names["tokenizer"]
+    assert tokenizer.chat_template is not None
+    assert len(losses(out)) == STEPS
+    asked = tokenizer.apply_chat_template(chat()["messages"][:1], return_tensors="pt",
+                                          add_generation_prompt=True, return_dict=True)  # fmt: skip
+    assert model.generate(**asked, max_new_tokens=2).shape[1] > asked["input_ids"].shape[1]
+
+
+def test_its_bits_are_those_of_the_mixin_written_by_hand(folder, run):
+    def held_out_as_in_the_command(rows):
+        return rows.train_test_split(test_size=2, seed=0)["train"]
+
+    trainer, found = by_hand(
+        folder, ByHand, held_out_as_in_the_command,
+        zenflow=ZenFlowConfig(min_split_elements=1024),
+    )  # fmt: skip
+    assert found == losses(run[0])
+    assert are_same(trainer, run[0])
+    trainer.zenflow_optimizer.close()
+
+
+def test_on_device_its_bits_are_those_of_trl_with_adamw(folder, flags, tmp_path):
+    tuned(tmp_path / "run", *flags, "--strategy", "on_device", "--max-grad-norm", "none")
+    trainer, found = by_hand(folder, SFTTrainer, changes={"max_grad_norm": 0.0})
+    assert found == losses(tmp_path / "run")
+    assert are_same(trainer, tmp_path / "run")
+
+
+def test_a_run_that_ctrl_c_ended_goes_on_by_the_same_bits(folder, flags, tmp_path, monkeypatch):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    tuned(whole, *flags)
+    on_log = Course.on_log
+
+    def interrupt(self, args, state, control, **given):
+        on_log(self, args, state, control, **given)
+        if state.global_step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Course, "on_log", interrupt)
+        ran = finetune("--out", cut, *flags)
+    assert ran.exit_code == 130, ran.output
+    assert f"zenflow finetune --resume {cut}" in ran.output
+    assert not (cut / "model.safetensors").exists()
+    again = finetune("--resume", cut)
+    assert again.exit_code == 0, again.output
+    assert "goes on from step 3" in again.output
+    assert losses(cut) == losses(whole)
+    mine, others = weights(cut), weights(whole)
+    assert all(torch.equal(mine[name], others[name]) for name in others)
+    write_rows(folder / "others.jsonl", map(chat, range(5)))
+    record = json.loads((cut / "finetune.json").read_text())
+    record["data"] = [str(folder / "others.jsonl")]
+    (cut / "finetune.json").write_text(json.dumps(record))
+    changed = finetune("--resume", cut)
+    assert changed.exit_code == 1
+    assert "are not those that the run" in changed.output
+
+
+def test_a_run_ends_early_with_its_best_weights_and_its_result_as_json(flags, tmp_path):
+    out = tmp_path / "best"
+    ran = finetune("--out", out, *flags, "--steps", 40, "--lr", "0.5", "--eval-share", "0.2",
+                   "--eval-every", 1, "--patience", 2, "--json")  # fmt: skip
+    assert ran.exit_code == 0, ran.output
+    found = json.loads(ran.stdout)
+    evaluations = [row["eval_loss"] for row in found["evaluations"]]
+    assert found["steps"] < 40
+    best = min(evaluations[: found["steps"]])
+    step = evaluations.index(best) + 1
+    assert found["steps"] == step + 2
+    assert found["best_checkpoint"].endswith(f"checkpoint-{step}")
+    assert found["eval_loss"] == best  # of the model that is saved
+    mine, saved = weights(out), weights(out / f"checkpoint-{step}")
+    assert all(torch.equal(mine[name], saved[name]) for name in saved)
+
+
+def test_streamed_layers_end_with_the_same_bits(folder, flags, tmp_path):
+    save_model(tmp_path / "wide", hidden_size=256, intermediate_size=512, num_hidden_layers=3)
+    more = ("--model", tmp_path / "wide", "--topk-ratio", 0)
+    tuned(tmp_path / "here", *flags, *more)
+    tuned(tmp_path / "streamed", *flags, *more, "--stream", "--resident-layers", 1)
+    assert losses(tmp_path / "here") == losses(tmp_path / "streamed")
+    mine, others = weights(tmp_path / "here"), weights(tmp_path / "streamed")
+    assert all(torch.equal(mine[name], others[name]) for name in others)
