@@ -64,20 +64,27 @@ TRACED = Elsewhere("tests/sim/traced/test_cpu_trace.py")
 LOAN = Elsewhere("tests/evidence/benchmarks/test_gpu_loan.py")
 PEERS = Elsewhere("tests/evidence/benchmarks/test_gpu_peers.py")
 NOTEBOOKS = Elsewhere("tests/test_notebooks.py")
-EXAMPLES = Elsewhere("tests/zenflow/integrations/test_example.py")
+TUNED = Elsewhere("tests/experiments/finetuning/test_documented.py")
 LINES = {
     "README.md": {
-        'pip install "path/to/this/clone[hf]"': INSTALLED,
+        'pip install "path/to/this/clone[finetune]"': INSTALLED,
+        "zenflow finetune --model Qwen/Qwen3-1.7B --data chats.jsonl --out runs/mine": TUNED,
         "make run": COMPARED,
     },
     "docs/quickstart.md": {
-        'pip install "path/to/this/clone[hf]"': INSTALLED,
+        'pip install "path/to/this/clone[finetune]"': INSTALLED,
         "make run": COMPARED,
+        "zenflow finetune --model Qwen/Qwen3-1.7B --data chats.jsonl --out runs/tuned": TUNED,
         "zenflow train --strategy zenflow --data my_texts/ --steps 500 --out runs/mine":
             trained((500, 6)),
         "zenflow train --resume runs/mine --steps 1000": trained((1000, 8), ""),
-        "python examples/finetune_chat.py --model Qwen/Qwen3-1.7B --train_file chats.jsonl "
-        "--output_dir out --learning_rate 1e-5 --num_train_epochs 1": EXAMPLES,
+    },
+    "docs/guides/finetune.md": {
+        'pip install "path/to/this/clone[finetune]"': INSTALLED,
+        "zenflow finetune --model Qwen/Qwen3-1.7B --data chats.jsonl --out runs/mine": TUNED,
+        "zenflow finetune --model my-model/ --data train.csv --eval-data held_out.csv "
+        "--eval-every 100 --patience 3 --out runs/best": TUNED,
+        "zenflow finetune --resume runs/mine": TUNED,
     },
     "docs/guides/train.md": {
         "zenflow train --strategy zenflow --data my_texts/ --steps 500 --out runs/mine":

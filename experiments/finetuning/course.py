@@ -21,6 +21,7 @@ class Course(TrainerCallback):
         reporter: Reporter,
         stop: StopRequest,
         pace: SavePace | None,
+        patience: int | None,
         answer: Callable[[Any], str] | None,
     ) -> None:
         """Make the callback of one run.
@@ -29,10 +30,11 @@ class Course(TrainerCallback):
             reporter: Shows what happens.
             stop: Asked after every step whether to end.
             pace: When to save by the clock; None saves nothing.
+            patience: Evaluations without a lower held-out loss that end the run; None: any.
             answer: Returns a sample of a model's answers in words; None makes none.
         """
         self._reporter, self._stop = reporter, stop
-        self._pace, self._answer = pace, answer
+        self._pace, self._patience, self._answer = pace, patience, answer
         self._began = self._ended = 0.0
         self._seconds, self._tokens = 0.0, 0
         self.losses: list[float] = []
@@ -41,8 +43,6 @@ class Course(TrainerCallback):
         """Time of these steps, without evaluations and saves."""
         self.tokens = 0
         """Tokens of these steps, padding aside."""
-        self.evaluations: list[dict[str, float]] = []
-        """Step and held-out loss of each evaluation."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Show the run, from where it goes on."""
@@ -94,10 +94,12 @@ class Course(TrainerCallback):
         self, args: Any, state: Any, control: Any, metrics: Any = None, model: Any = None, **_: Any
     ) -> None:
         """Show held-out loss, and a sample of what the model answers now."""
-        loss = metrics["eval_loss"]
-        self.evaluations.append({"step": state.global_step, "eval_loss": loss})
-        self._reporter.evaluated(state.global_step, {"eval_loss": loss})
+        self._reporter.evaluated(state.global_step, {"eval_loss": metrics["eval_loss"]})
         self.say_sample(model)
+        # The log, and no count here: it is part of a checkpoint.
+        losses = [row["eval_loss"] for row in evaluations(state)]
+        if self._patience and len(losses) - 1 - losses.index(min(losses)) >= self._patience:
+            control.should_training_stop = True
 
     def say_sample(self, model: Any) -> None:
         """Print a sample of a model's answers, where one is asked for."""
@@ -107,3 +109,12 @@ class Course(TrainerCallback):
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """End the bar."""
         self._reporter.finish()
+
+
+def evaluations(state: Any) -> list[dict[str, float]]:
+    """Return step and held-out loss of each evaluation of a run, earlier processes included."""
+    return [
+        {"step": row["step"], "eval_loss": row["eval_loss"]}
+        for row in state.log_history
+        if "eval_loss" in row
+    ]

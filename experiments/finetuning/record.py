@@ -1,4 +1,4 @@
-"""What a fine-tuning leaves beside the model: its settings, its rows' hash, its result."""
+"""Record of a fine-tuning beside its model: settings, the rows' hash, the result."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ import torch
 import xxhash
 
 from experiments.finetuning import memory
-from experiments.finetuning.course import Course
+from experiments.finetuning.course import Course, evaluations
+from experiments.finetuning.hub import open_repository, push
 from experiments.finetuning.record import check_same_rows, last_checkpoint, write_record
 from experiments.finetuning.rows import read_rows
 from experiments.finetuning.settings import FineTuning
@@ -30,7 +31,7 @@ from experiments.finetuning.trainer import (
 from experiments.output.progress import Reporter
 from experiments.training.parts.setup import choose_device, use_threads
 from experiments.training.run.stop import StopRequest
-from zenflow.errors import ConfigError, ZenFlowError
+from zenflow.errors import ConfigError
 
 _LAST_LOSSES = 10
 
@@ -72,22 +73,24 @@ def fine_tune(
     tokenizer = load_tokenizer(settings.run.model)
     set_template(tokenizer, settings.own.chat_template)
     data = _data(settings, tokenizer)
+    if settings.own.push_to_hub is not None:
+        open_repository(settings.own.push_to_hub)
     reporter.say(_about(data, settings, device))
     reporter.say(memory.table(expected, device))
     if (doubt := memory.doubt(expected, device)) is not None:
         reporter.say(doubt)
-    held_out = data.rows.held_out is not None
-    args = arguments(settings, data, folder, evaluates=held_out)
+    args = arguments(settings, data, folder, device)
     trainer = make_trainer(settings, data, args, load_model(settings), tokenizer)
     rows = _checked_rows(trainer, settings, folder, reporter, resume=resume)
-    course = Course(reporter, stop, pace_of(settings), _answers(trainer, settings))
+    answers = _answers(trainer, settings)
+    course = Course(reporter, stop, pace_of(settings), settings.own.patience, answers)
     trainer.add_callback(course)
     if checkpoint is not None:
         step = int(checkpoint.name.rpartition("-")[2])
         reporter.say(f"goes on from step {step}, saved in {checkpoint}")
     try:
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-        return _end(trainer, course, stop, expected, rows)
+        return _end(trainer, course, settings, stop, expected, rows)
     finally:
         if trainer.zenflow_optimizer is not None:
             trainer.zenflow_optimizer.close()
@@ -164,13 +167,12 @@ def _checked_rows(
         )
     first = rows[0]
     reporter.say(marked(trainer.processing_class, first["input_ids"], first["labels"]))
-    longest = sum(len(ids) >= settings.run.sequence for ids in rows["input_ids"])
-    if longest and not trainer.args.packing:
+    digest, full = _scanned(rows, settings.run.sequence)
+    if full and not trainer.args.packing:
         reporter.say(
-            f"{longest} of {len(rows)} rows have {settings.run.sequence} tokens (--sequence), at "
+            f"{full} of {len(rows)} rows have {settings.run.sequence} tokens (--sequence), at "
             "which longer ones are cut"
         )
-    digest = _digest(rows)
     if resume:
         check_same_rows(folder, digest)
     else:
@@ -178,15 +180,22 @@ def _checked_rows(
     return len(rows)
 
 
-def _digest(rows: Any) -> str:
-    """Return a hash of all tokens and labels, in their order."""
-    found = xxhash.xxh3_64()
+def _scanned(rows: Any, most: int) -> tuple[str, int]:
+    """Return a hash of all tokens and labels in their order, and the number of full rows.
+
+    Args:
+        rows: The rows.
+        most: Tokens of a row that is full.
+    """
+    found, full = xxhash.xxh3_64(), 0
     for batch in rows.with_format("arrow").iter(1000):
         for name in ("input_ids", "labels"):
             column = batch[name].combine_chunks()
+            lengths = column.value_lengths().to_numpy(zero_copy_only=False)
             found.update(column.flatten().to_numpy(zero_copy_only=False).tobytes())
-            found.update(column.value_lengths().to_numpy(zero_copy_only=False).tobytes())
-    return found.hexdigest()
+            found.update(lengths.tobytes())
+        full += int((lengths >= most).sum())
+    return found.hexdigest(), full
 
 
 def _answers(trainer: Any, settings: FineTuning) -> Any:
@@ -211,6 +220,7 @@ def _answers(trainer: Any, settings: FineTuning) -> Any:
 def _end(
     trainer: Any,
     course: Course,
+    settings: FineTuning,
     stop: StopRequest,
     expected: memory.ExpectedMemory,
     rows: int,
@@ -220,12 +230,14 @@ def _end(
     stopped = stop.requested and steps < planned
     best = trainer.state.best_model_checkpoint if trainer.args.load_best_model_at_end else None
     if not stopped:
-        is_evaluated = any(row["step"] == steps for row in course.evaluations)
-        if trainer.eval_dataset is not None and (best is not None or not is_evaluated):
-            trainer.evaluate()
-        elif trainer.eval_dataset is None:
+        done = [row["step"] for row in evaluations(trainer.state)]
+        if trainer.eval_dataset is None:
             course.say_sample(trainer.model)
-        _save(trainer)
+        elif best is not None or steps not in done:
+            trainer.evaluate()
+        trainer.save_model()
+        _push(trainer, settings)
+    evaluated = evaluations(trainer.state)
     last = course.losses[-_LAST_LOSSES:]
     optimizer = trainer.zenflow_optimizer
     return Result(
@@ -236,8 +248,8 @@ def _end(
             "planned_steps": planned,
             "rows": rows,
             "train_loss": sum(last) / len(last) if last else None,
-            "eval_loss": course.evaluations[-1]["eval_loss"] if course.evaluations else None,
-            "evaluations": course.evaluations,
+            "eval_loss": evaluated[-1]["eval_loss"] if evaluated else None,
+            "evaluations": evaluated,
             "best_checkpoint": best,
             "tokens": course.tokens,
             "seconds": course.seconds,
@@ -247,18 +259,8 @@ def _end(
     )
 
 
-def _save(trainer: Any) -> None:
-    """Save the model with its tokenizer, and push it where that is asked.
-
-    Raises:
-        ZenFlowError: It is saved, but can't be pushed.
-    """
-    try:
-        trainer.save_model()
-    except Exception as error:  # the hub's client has errors of several packages
-        if not trainer.args.push_to_hub:
-            raise
-        raise ZenFlowError(
-            f"the model is saved in {trainer.args.output_dir}, but can't be pushed ({error}): "
-            "push it with `hf upload` once that is mended"
-        ) from error
+def _push(trainer: Any, settings: FineTuning) -> None:
+    name, folder = settings.own.push_to_hub, Path(trainer.args.output_dir)
+    if name is not None:
+        trainer.create_model_card(model_name=name.rpartition("/")[2])
+        push(name, folder)

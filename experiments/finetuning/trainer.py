@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import EarlyStoppingCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import SFTConfig, SFTTrainer
 
@@ -97,28 +96,25 @@ def _unloadable(name: str, what: str, error: Exception) -> ConfigError:
     )
 
 
-def arguments(settings: FineTuning, data: Templated, out: Path, *, evaluates: bool) -> SFTConfig:
+def arguments(settings: FineTuning, data: Templated, out: Path, device: torch.device) -> SFTConfig:
     """Return TRL's configuration of a run.
 
     Args:
         settings: The run's.
         data: Its rows.
         out: Folder of checkpoints and of the model.
-        evaluates: Whether there are held-out rows.
+        device: Where the model computes.
     """
     run, own = settings.run, settings.own
-    is_text = data.rows.form == "text"
+    is_text, on_cpu = data.rows.form == "text", device.type == "cpu"
+    evaluates = data.rows.held_out is not None
     best = own.wants_best and evaluates
     length = {"max_steps": run.steps} if run.steps else {"num_train_epochs": run.epochs}
-    hub = {} if own.push_to_hub is None else {
-        "push_to_hub": True, "hub_model_id": own.push_to_hub, "hub_strategy": "end",
-    }  # fmt: skip
     saves = _save_steps(settings)
     return SFTConfig(
-        str(out),
+        str(out.resolve()),  # the best checkpoint is found from any directory
         **length,
         **data.arguments,
-        **hub,
         max_length=run.sequence,
         packing=is_text if own.packing is None else own.packing,
         packing_strategy="bfd_split" if is_text else "bfd",  # no text is cut off
@@ -147,8 +143,8 @@ def arguments(settings: FineTuning, data: Templated, out: Path, *, evaluates: bo
         logging_steps=1,
         report_to=own.report_to.split(",") if own.report_to else [],
         include_num_input_tokens_seen="non_padding",
-        use_cpu=run.device == "cpu",
-        dataloader_pin_memory=run.device != "cpu" and torch.cuda.is_available(),
+        use_cpu=on_cpu,
+        dataloader_pin_memory=not on_cpu,
         disable_tqdm=True,
     )
 
@@ -188,17 +184,8 @@ def make_trainer(
         )
     except (ValueError, MemoryError) as error:
         raise ConfigError(str(error)) from error
-    except Exception as error:  # the hub's client has errors of several packages
-        if settings.own.push_to_hub is None:
-            raise
-        raise ConfigError(
-            f"--push-to-hub {settings.own.push_to_hub}: the model can't be pushed there "
-            f"({error}): log in with `hf auth login`, check the network, or leave it out"
-        ) from error
     for callback in _LEFT_OUT:  # another shows the run
         trainer.remove_callback(callback)
-    if settings.own.patience is not None and args.load_best_model_at_end:
-        trainer.add_callback(EarlyStoppingCallback(settings.own.patience))
     return trainer
 
 

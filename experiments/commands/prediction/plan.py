@@ -83,7 +83,7 @@ def plan_command(context: click.Context, /, **flags: Any) -> None:
     likeliest setting is shown with a warning. Exit code 1: nothing fits.
     """
     from experiments.commands.prediction.plan_accuracy import evidence_of
-    from experiments.commands.prediction.plan_run import Wishes, train_command
+    from experiments.commands.prediction.plan_run import Wishes, run_command
     from sim.planning.plan import plan
     from sim.simulate import STRATEGIES
     from zenflow.config import PRESETS
@@ -116,7 +116,7 @@ def plan_command(context: click.Context, /, **flags: Any) -> None:
         usd_per_hour=flags["usd_per_hour"],
     )
     if flags["as_json"]:
-        command = train_command(found, wishes)
+        command = run_command(found, wishes)
         shown = found.shown and evidence_of(found.shown, wishes)
         record = {
             **found.to_dict(),

@@ -16,6 +16,8 @@ from sim.models.table import hub_name
 if TYPE_CHECKING:
     from sim.planning.plan import Plan
 
+ROWS = "my_chats.jsonl"
+"""File that stands for the user's own rows in commands that are printed."""
 _SAVE_SECONDS = 1800.0
 _WRAPPERS = {"ddp": "under DistributedDataParallel", "fsdp": "with fully_shard"}
 
@@ -36,29 +38,33 @@ def learning_rate(model: str) -> float | None:
     return FINE_TUNING["lr"] if comes_with_weights(hub_name(model)) else None
 
 
-def train_command(plan: Plan, wishes: Wishes) -> str | None:
-    """Return the `zenflow train` command of the best setting on one device.
+def run_command(plan: Plan, wishes: Wishes) -> str | None:
+    """Return the command of the best setting on one device.
 
-    None if none fits, or if it recomputes a part of the layers, which `zenflow train` does not.
+    A decoder with weights is fine-tuned by `zenflow finetune`, and others train by `zenflow
+    train`. None if none fits, or if it recomputes a part of the layers, as neither of them does.
     """
     options = [*plan.per_devices, *filter(None, (plan.likeliest, plan.streamed))]
     option = next((option for option in options if option.need.num_devices == 1), None)
     if option is None or not isinstance(option.need.workload.checkpointing, bool):
         return None
     work = option.need.workload
-    words = ["zenflow", "train", "--model", hub_name(wishes.model)]
-    words += ["--data", wishes.data or DATA, "--strategy", option.strategy.name]
+    rate = learning_rate(wishes.model)
+    command, recomputes, data = "train", [], DATA
+    if rate is not None and work.is_causal and work.dtype != "float16":
+        command, recomputes, data = "finetune", ["--no-checkpointing"], ROWS
+    words = ["zenflow", command, "--model", hub_name(wishes.model)]
+    words += ["--data", wishes.data or data, "--strategy", option.strategy.name]
     for change in option.changes:
         name, _, value = change.partition("=")
         words += [f"--{name.replace('_', '-')}", value] if value else []
-    words += ["--dtype", work.dtype, *(["--checkpointing"] if work.checkpointing else [])]
+    words += ["--dtype", work.dtype, *(["--checkpointing"] if work.checkpointing else recomputes)]
     words += [] if option.strategy.releases else ["--gradients", "keep"]
     words += [] if option.strategy.streams is None else ["--stream"]
     words += ["--batch-size", str(work.batch_size), "--sequence", str(work.sequence)]
     words += ["--grad-accum", str(work.accumulation)] if work.accumulation > 1 else []
-    rate = learning_rate(wishes.model)
     words += [] if rate is None else ["--lr", written(rate)]
-    if work.loss == "chunks":
+    if work.loss == "chunks" and command == "train":  # TRL's trainer has no other
         words.append("--chunked-loss")
     if wishes.tokens is None:
         words += ["--epochs", "1"]
@@ -66,6 +72,12 @@ def train_command(plan: Plan, wishes: Wishes) -> str | None:
         words += ["--steps", str(math.ceil(wishes.tokens / work.tokens_per_step))]
     words += ["--save-every", str(_round_steps(_SAVE_SECONDS / option.step_seconds))]
     return shlex.join([*words, "--out", f"runs/{work.name}"])
+
+
+def _data_in(command: str) -> str:
+    """Return the data that a command names."""
+    words = shlex.split(command)
+    return words[words.index("--data") + 1]
 
 
 def _round_steps(count: float) -> int:
@@ -90,7 +102,7 @@ def _in_python(change: str) -> str:
 
 
 def what_to_run(plan: Plan, wishes: Wishes) -> Iterator[str]:
-    """Yield the lines to run, the `zenflow train` command last."""
+    """Yield the lines to run, the command of one device last."""
     chosen = plan.shown
     if chosen is not None and chosen.need.num_devices > 1:
         config = chosen.strategy.config
@@ -113,12 +125,12 @@ def what_to_run(plan: Plan, wishes: Wishes) -> Iterator[str]:
         )
         if releases and is_whole:
             yield "    optimizer.release_from(model)"
-    command = train_command(plan, wishes)
+    command = run_command(plan, wishes)
     if command is None:
         recomputes = None if chosen is None else chosen.need.workload.checkpointing
         if not isinstance(recomputes, bool | None):
             yield (
-                "Predicted, not measured. `zenflow train` recomputes all layers or none: "
+                "Predicted, not measured. Our commands recompute all layers or none: "
                 f"recompute so ({recomputes}) in your own loop."
             )
         return
@@ -126,6 +138,6 @@ def what_to_run(plan: Plan, wishes: Wishes) -> Iterator[str]:
         "On one device" if plan.hardware.total_devices > 1 else "Predicted, not measured. Run it"
     )
     where += "" if plan.recommended else ", and watch its memory"
-    put = "" if wishes.data else f" (your data in place of {DATA})"
+    put = "" if wishes.data else f" (your data in place of {_data_in(command)})"
     yield f"{where}{put}:"
     yield f"    {command}"

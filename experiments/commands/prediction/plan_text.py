@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.commands.prediction.plan_accuracy import accuracy
 from experiments.commands.prediction.plan_chunks import chunks, likeliest
-from experiments.commands.prediction.plan_run import Wishes, train_command, what_to_run
+from experiments.commands.prediction.plan_run import Wishes, run_command, what_to_run
 from sim.memory.chance import LIKELY
 from sim.memory_parts import gib
 from sim.planning.rules import rounds
@@ -141,7 +141,7 @@ def _streamed(plan: Plan, wishes: Wishes) -> Iterator[str]:
         f"for {done.stall_fraction:.0%} of it, with {gib(need.device_bytes)} of device memory and "
         f"{gib(need.host_bytes)} of host memory. Streamed weights have not run on a GPU yet."
     )
-    command = train_command(plan, wishes)
+    command = run_command(plan, wishes)
     if command is not None:
         yield f"    {command}"
 

@@ -120,7 +120,7 @@ def finetune(context: click.Context, /, **flags: Any) -> None:
         )
     flags_were_right(context)
     if flags["resume"] is None:
-        settings = with_dtype(settings, _shared(context)[0])
+        settings = with_dtype(settings, shared_flags(context)[0])
     with locked(folder):
         if flags["resume"] is None and any(path.name != LOCK for path in folder.iterdir()):
             again = f", or go on with it by --resume {folder}" * (folder / RECORD).is_file()
@@ -142,7 +142,7 @@ def _new(context: click.Context, flags: dict[str, Any]) -> tuple[Path, FineTunin
     check_named(model, "--model")
     for name in flags["data"]:
         check_named(name, "--data")
-    shared, knobs = _shared(context)
+    shared, knobs = shared_flags(context)
     if shared.get("eval_data") is not None:
         check_named(shared["eval_data"], "--eval-data")
     names = given(context)
@@ -150,7 +150,7 @@ def _new(context: click.Context, flags: dict[str, Any]) -> tuple[Path, FineTunin
     return folder, settle(model, flags["data"], shared, knobs, own)
 
 
-def _shared(context: click.Context) -> tuple[dict[str, Any], dict[str, Any]]:
+def shared_flags(context: click.Context) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the settings of `SHARED` and the knobs that stand on the command line."""
     found, knobs = given_flags(context)
     return {name: value for name, value in found.items() if name in SHARED}, knobs

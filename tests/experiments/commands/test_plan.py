@@ -11,7 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from experiments.cli import main
+from experiments.commands.training.finetune import shared_flags
 from experiments.commands.training.train_flags import given_flags
+from experiments.finetuning.settings import settle
 from experiments.training.settings.sizes import MODEL_SIZES
 from experiments.training.settings.training import TrainSettings
 from sim.hardware.catalog import find_machine
@@ -51,13 +53,19 @@ def record(*arguments):
 def command_of(output):
     """Return the words of the last line, which is what to run."""
     words = shlex.split(output.splitlines()[-1])
-    assert words[:2] == ["zenflow", "train"], output
-    return words[2:]
+    assert words[0] == "zenflow", output
+    assert words[1] in ("finetune", "train"), output
+    return words[1:]
 
 
-def settings_of(arguments):
-    """Return what `zenflow train` makes of a command: click parses it, settings check it."""
-    context = main.commands["train"].make_context("train", list(arguments))
+def settings_of(words):
+    """Return what a command makes of its words: click parses them, settings check them."""
+    name, *arguments = words
+    context = main.commands[name].make_context(name, arguments)
+    if name == "finetune":
+        shared, knobs = shared_flags(context)
+        assert context.params["out"] is not None
+        return settle(context.params["model"], context.params["data"], shared, knobs, {}).run
     settings, knobs = given_flags(context)
     return TrainSettings(**settings, knobs=knobs)
 
@@ -83,7 +91,7 @@ GUIDES = shlex.split(
     ],
     ids=lambda asked: " ".join(asked[2:5]),
 )
-def test_the_last_line_is_a_command_that_train_takes(asked):
+def test_the_last_line_is_a_command_that_finetune_or_train_takes(asked):
     ran = run(*asked)
     assert ran.exit_code == 0, ran.output
     settings = settings_of(command_of(ran.stdout))
@@ -93,14 +101,16 @@ def test_the_last_line_is_a_command_that_train_takes(asked):
         chosen["batch_size"], chosen["accumulation"],
     )  # fmt: skip
     assert settings.checkpointing == chosen["checkpointing"]
-    assert settings.chunked_loss == chosen["chunked_loss"]
+    if "zenflow train" in found["command"]:  # TRL's trainer has no other loss than chunked
+        assert settings.chunked_loss == chosen["chunked_loss"]
     assert settings.strategy == chosen["strategy"]
+    is_tuned = settings.model not in MODEL_SIZES and settings.dtype != "float16"
+    assert found["command"].startswith(f"zenflow {'finetune' if is_tuned else 'train'} ")
     own = settings.config(None).to_dict()
     assert {k: v for k, v in own.items() if k != "min_split_elements"} == {
         k: v for k, v in chosen["config"].items() if k != "min_split_elements"
     }
     assert settings.save_every > 0
-    assert settings.data is not None
     assert settings.lr <= 2e-5 or settings.model in MODEL_SIZES
     assert "/" in settings.model or settings.model in MODEL_SIZES
     assert found["command"] == ran.stdout.splitlines()[-1].strip()
@@ -130,7 +140,7 @@ def test_a_model_of_more_than_the_card_is_told_to_visit_it():
 
 def test_the_model_is_called_as_the_hub_calls_it():
     found = record("plan", "--model", "qwen2.5-1.5b", "--gpu", "rtx3090", "--draws", "0")
-    assert settings_of(shlex.split(found["command"])[2:]).model == "Qwen/Qwen2.5-1.5B"
+    assert settings_of(shlex.split(found["command"])[1:]).model == "Qwen/Qwen2.5-1.5B"
 
 
 def test_a_32_gb_card_is_told_how_to_train_8b():
@@ -156,7 +166,7 @@ def test_with_too_little_host_memory_the_first_change_is_more_of_it():
     assert answer[0].startswith("Nothing fits this machine")
     assert answer[1].startswith("Change first: 128 GiB of host memory. Then zenflow")
     assert "--host-ram 128" in answer[2]
-    assert "zenflow train" not in ran.output
+    assert "--data" not in ran.output
 
 
 def test_an_8b_model_on_a_host_of_64_gb_is_told_of_compact_state_and_its_price():
@@ -355,7 +365,7 @@ def test_sequences_beyond_rotary_positions_are_noted():
 def test_a_part_of_the_layers_may_be_recomputed_but_not_by_train():
     ran = run(*SHORT, "--checkpointing", "1/2")
     assert ran.exit_code == 0, ran.output
-    assert "zenflow train --" not in ran.stdout
+    assert "--data" not in ran.stdout
     found = record(*SHORT, "--checkpointing", "1/2")
     assert found["recommended"]["checkpointing"] == 0.5
     assert found["command"] is None
@@ -499,7 +509,7 @@ def test_other_systems_have_no_checkpoint_of_ours():
     assert {o["checkpoint_bytes"] is None for o in options if not o["is_ours"]} == {True}
 
 
-def test_a_loss_in_chunks_takes_less_of_the_device_and_is_in_the_command():
+def test_a_loss_in_chunks_takes_less_of_the_device():
     needs = {}
     for is_chunked, flag in ((False, "--no-chunked-loss"), (True, "--chunked-loss")):
         found = record(*LLAMA, "--host-ram", "128", flag)
@@ -507,7 +517,7 @@ def test_a_loss_in_chunks_takes_less_of_the_device_and_is_in_the_command():
         option = found["recommended"] or found["likeliest"]
         assert option["chunked_loss"] == is_chunked
         needs[is_chunked] = {part["name"]: part["num_bytes"] for part in option["memory"]["parts"]}
-        assert ("--chunked-loss" in found["command"]) == is_chunked
+        assert settings_of(shlex.split(found["command"])[1:]).chunked_loss  # TRL has no other
     assert needs[True].get("logits and loss", 0) <= needs[False].get("logits and loss", 0)
 
 

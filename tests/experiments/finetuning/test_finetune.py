@@ -92,6 +92,11 @@ def are_same(trainer, folder):
     return all(torch.equal(mine[name].detach(), found[name]) for name in found)
 
 
+def are_equal(left, right):
+    mine, others = weights(left), weights(right)
+    return mine.keys() == others.keys() and all(map(torch.equal, mine.values(), others.values()))
+
+
 def test_chats_in_one_command_make_a_model_that_transformers_loads(run):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -106,8 +111,9 @@ def test_chats_in_one_command_make_a_model_that_transformers_loads(run):
     model, tokenizer = names["model"], names["tokenizer"]
     assert tokenizer.chat_template is not None
     assert len(losses(out)) == STEPS
-    asked = tokenizer.apply_chat_template(chat()["messages"][:1], return_tensors="pt",
-                                          add_generation_prompt=True, return_dict=True)  # fmt: skip
+    asked = tokenizer.apply_chat_template(
+        chat()["messages"][:1], return_tensors="pt", add_generation_prompt=True, return_dict=True
+    )
     assert model.generate(**asked, max_new_tokens=2).shape[1] > asked["input_ids"].shape[1]
 
 
@@ -131,19 +137,29 @@ def test_on_device_its_bits_are_those_of_trl_with_adamw(folder, flags, tmp_path)
     assert are_same(trainer, tmp_path / "run")
 
 
-def test_a_run_that_ctrl_c_ended_goes_on_by_the_same_bits(folder, flags, tmp_path, monkeypatch):
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Return a function that runs the command, and presses Ctrl-C after so many steps."""
+
+    def run(steps, out, *flags):
+        on_log = Course.on_log
+
+        def interrupt(self, args, state, control, **given):
+            on_log(self, args, state, control, **given)
+            if state.global_step == steps:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Course, "on_log", interrupt)
+            return finetune("--out", out, *flags)
+
+    return run
+
+
+def test_a_run_that_ctrl_c_ended_goes_on_by_the_same_bits(folder, flags, tmp_path, interrupted):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     tuned(whole, *flags)
-    on_log = Course.on_log
-
-    def interrupt(self, args, state, control, **given):
-        on_log(self, args, state, control, **given)
-        if state.global_step == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Course, "on_log", interrupt)
-        ran = finetune("--out", cut, *flags)
+    ran = interrupted(2, cut, *flags)
     assert ran.exit_code == 130, ran.output
     assert f"zenflow finetune --resume {cut}" in ran.output
     assert not (cut / "model.safetensors").exists()
@@ -151,8 +167,7 @@ def test_a_run_that_ctrl_c_ended_goes_on_by_the_same_bits(folder, flags, tmp_pat
     assert again.exit_code == 0, again.output
     assert "goes on from step 3" in again.output
     assert losses(cut) == losses(whole)
-    mine, others = weights(cut), weights(whole)
-    assert all(torch.equal(mine[name], others[name]) for name in others)
+    assert are_equal(cut, whole)
     write_rows(folder / "others.jsonl", map(chat, range(5)))
     record = json.loads((cut / "finetune.json").read_text())
     record["data"] = [str(folder / "others.jsonl")]
@@ -162,21 +177,24 @@ def test_a_run_that_ctrl_c_ended_goes_on_by_the_same_bits(folder, flags, tmp_pat
     assert "are not those that the run" in changed.output
 
 
-def test_a_run_ends_early_with_its_best_weights_and_its_result_as_json(flags, tmp_path):
-    out = tmp_path / "best"
-    ran = finetune("--out", out, *flags, "--steps", 40, "--lr", "0.5", "--eval-share", "0.2",
-                   "--eval-every", 1, "--patience", 2, "--json")  # fmt: skip
+def test_a_run_ends_early_with_its_best_weights_also_if_it_goes_on(flags, tmp_path, interrupted):
+    more = ("--steps", 40, "--lr", "0.5", "--eval-share", "0.2", "--eval-every", 1,
+            "--patience", 3)  # fmt: skip
+    ran = finetune("--out", tmp_path / "whole", *flags, *more, "--json")
     assert ran.exit_code == 0, ran.output
     found = json.loads(ran.stdout)
-    evaluations = [row["eval_loss"] for row in found["evaluations"]]
-    assert found["steps"] < 40
-    best = min(evaluations[: found["steps"]])
-    step = evaluations.index(best) + 1
-    assert found["steps"] == step + 2
+    evaluations = [row["eval_loss"] for row in found["evaluations"][: found["steps"]]]
+    step = evaluations.index(min(evaluations)) + 1
+    assert found["steps"] == step + 3 < 40
     assert found["best_checkpoint"].endswith(f"checkpoint-{step}")
-    assert found["eval_loss"] == best  # of the model that is saved
-    mine, saved = weights(out), weights(out / f"checkpoint-{step}")
-    assert all(torch.equal(mine[name], saved[name]) for name in saved)
+    assert found["eval_loss"] == min(evaluations)  # of the model that is saved
+    assert are_equal(tmp_path / "whole", tmp_path / "whole" / f"checkpoint-{step}")
+    cut = tmp_path / "cut"
+    assert interrupted(step, cut, *flags, *more).exit_code == 130
+    again = finetune("--resume", cut, "--json")
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout)["evaluations"] == found["evaluations"]
+    assert are_equal(cut, tmp_path / "whole")
 
 
 def test_streamed_layers_end_with_the_same_bits(folder, flags, tmp_path):
@@ -185,5 +203,4 @@ def test_streamed_layers_end_with_the_same_bits(folder, flags, tmp_path):
     tuned(tmp_path / "here", *flags, *more)
     tuned(tmp_path / "streamed", *flags, *more, "--stream", "--resident-layers", 1)
     assert losses(tmp_path / "here") == losses(tmp_path / "streamed")
-    mine, others = weights(tmp_path / "here"), weights(tmp_path / "streamed")
-    assert all(torch.equal(mine[name], others[name]) for name in others)
+    assert are_equal(tmp_path / "here", tmp_path / "streamed")

@@ -38,7 +38,7 @@ def trainer_of(rows, tmp_path, template=MARKED, *, mask_prompts=True, model=None
     shared = {"device": "cpu", "sequence": 16, **given}
     settings = settle("model", ("rows",), shared, {}, {"mask_prompts": mask_prompts, **own})
     data = templated(rows, tokenizer, mask_prompts=mask_prompts)
-    args = arguments(settings, data, tmp_path, evaluates=False)
+    args = arguments(settings, data, tmp_path, torch.device("cpu"))
     return make_trainer(settings, data, args, model or decoder(), tokenizer), data
 
 

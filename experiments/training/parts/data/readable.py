@@ -119,9 +119,10 @@ def way_to_train(columns: Sequence[str], loaded: str) -> str:
             "Or write to a .txt file what the model is to read, such as "
             'tokenizer.apply_chat_template(row["messages"], tokenize=False)'
         )
+    command = "" if trainer == "DPO" else "`zenflow finetune --data` (docs/guides/finetune.md) or "
     return (
         ". `zenflow train` takes plain text: it would learn the names of columns and what stands "
-        "between them, and knows no chat template. Train on such rows with TRL's "
+        f"between them, and knows no chat template. Train on such rows with {command}TRL's "
         f"{trainer}Trainer (docs/guides/trainers.md; examples/finetune_chat.py is a script):\n\n"
         f"    class ZenFlow{trainer}Trainer(ZenFlowTrainerMixin, {trainer}Trainer): pass\n"
         f"    rows = {loaded}{_renamed(called, names)}\n"
