@@ -11,7 +11,8 @@ from experiments.finetuning.record import RECORD
 from experiments.training.parts.files.runlock import LOCK
 from zenflow.errors import ConfigError, ZenFlowError
 
-_KEPT_HERE = ["checkpoint-*", RECORD, LOCK, "training_args.bin"]
+_KEPT_HERE = ["checkpoint-*", "runs/*", RECORD, LOCK, "training_args.bin"]
+"""Files of the run and not of the model: checkpoints, trackers' logs, record, lock."""
 
 
 def open_repository(name: str) -> None:

@@ -40,8 +40,6 @@ _LAST_LOSSES = 10
 class Result:
     """Outcome of a run."""
 
-    steps: int
-    """Number of steps that are taken, those of an earlier process included."""
     stopped: bool
     """Whether a signal ended the run before its last step."""
     figures: Mapping[str, Any]
@@ -81,7 +79,7 @@ def fine_tune(
         reporter.say(doubt)
     args = arguments(settings, data, folder, device)
     trainer = make_trainer(settings, data, args, load_model(settings), tokenizer)
-    rows = _checked_rows(trainer, settings, folder, reporter, resume=resume)
+    _check_rows(trainer, settings, folder, reporter, resume=resume)
     answers = _answers(trainer, settings)
     course = Course(reporter, stop, pace_of(settings), settings.own.patience, answers)
     trainer.add_callback(course)
@@ -90,7 +88,7 @@ def fine_tune(
         reporter.say(f"goes on from step {step}, saved in {checkpoint}")
     try:
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-        return _end(trainer, course, settings, stop, expected, rows)
+        return _end(trainer, course, settings, stop, expected)
     finally:
         if trainer.zenflow_optimizer is not None:
             trainer.zenflow_optimizer.close()
@@ -142,18 +140,15 @@ def _about(data: Templated, settings: FineTuning, device: torch.device) -> str:
     )
 
 
-def _checked_rows(
+def _check_rows(
     trainer: Any,
     settings: FineTuning,
     folder: Path,
     reporter: Reporter,
     *,
     resume: bool,
-) -> int:
+) -> None:
     """Show the first row as the model reads it, and write or check the run's record.
-
-    Returns:
-        The number of rows.
 
     Raises:
         ConfigError: No row is left to learn from.
@@ -177,7 +172,6 @@ def _checked_rows(
         check_same_rows(folder, digest)
     else:
         write_record(folder, settings, digest)
-    return len(rows)
 
 
 def _scanned(rows: Any, most: int) -> tuple[str, int]:
@@ -223,7 +217,6 @@ def _end(
     settings: FineTuning,
     stop: StopRequest,
     expected: memory.ExpectedMemory,
-    rows: int,
 ) -> Result:
     """Evaluate and save what is finished, and return the outcome."""
     steps, planned = trainer.state.global_step, trainer.state.max_steps
@@ -241,12 +234,11 @@ def _end(
     last = course.losses[-_LAST_LOSSES:]
     optimizer = trainer.zenflow_optimizer
     return Result(
-        steps=steps,
         stopped=stopped,
         figures={
             "steps": steps,
             "planned_steps": planned,
-            "rows": rows,
+            "rows": len(trainer.train_dataset),
             "train_loss": sum(last) / len(last) if last else None,
             "eval_loss": evaluated[-1]["eval_loss"] if evaluated else None,
             "evaluations": evaluated,

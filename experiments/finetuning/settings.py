@@ -98,13 +98,6 @@ class FineTuning:
         """The engine's configuration, with the engine's own defaults."""
         return ZenFlowConfig.preset(self.run.strategy, **self.run.knobs)
 
-    @property
-    def saves_every(self) -> int:
-        """Steps between checkpoints, which a best one is among; 0: none by steps."""
-        if self.own.wants_best:
-            return self.run.save_every or self.run.eval_every
-        return self.run.save_every
-
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain JSON values."""
         return {
@@ -217,11 +210,8 @@ def _broken(settings: FineTuning) -> Iterator[str]:
     why = "--patience" if own.patience is not None else "--keep-best"
     if not run.eval_every:
         yield f"{why} goes by evaluations on the way: give --eval-every STEPS"
-    elif run.save_every % run.eval_every:
-        yield (
-            f"{why} saves where it evaluates: --save-every ({run.save_every}) must be a multiple "
-            f"of --eval-every ({run.eval_every}), or be left out"
-        )
+    elif run.save_every:
+        yield f"{why} saves where it evaluates: leave --save-every {run.save_every} out"
     if not run.checkpoint:
         yield f"{why} ends with the weights of a checkpoint: leave --no-checkpoint out"
     if not own.eval_share and run.eval_data is None:

@@ -151,11 +151,12 @@ def arguments(settings: FineTuning, data: Templated, out: Path, device: torch.de
 
 def _save_steps(settings: FineTuning) -> int:
     """Return the steps between saves that the Trainer makes; 0: none."""
-    if not settings.run.checkpoint:
+    run = settings.run
+    if not run.checkpoint:
         return 0
-    if settings.saves_every:
-        return settings.saves_every
-    return COMPACT_STEPS if settings.config.is_compact else 0
+    if settings.own.wants_best:
+        return run.eval_every
+    return run.save_every or (COMPACT_STEPS if run.is_compact else 0)
 
 
 def make_trainer(

@@ -42,10 +42,6 @@ from zenflow.errors import ConfigError
 _OWN = written_settings(OwnSettings)
 _MAY_CHANGE = frozenset({"resume", "as_json"})
 """Flags beside which a run that goes on takes none: the others decide what it does."""
-_NOTICE = (
-    "Stopping: the step under way is finished, then everything is saved. Ctrl-C again, after a "
-    "second, quits at once and loses the steps since the last save."
-)
 _LORA = (
     "LoRA is not what zenflow finetune is for: an adapter's AdamW states are tiny and fit any GPU "
     "that holds the model, so nothing would be offloaded. Use TRL's SFTTrainer with peft_config "
@@ -171,12 +167,12 @@ def _run(settings: FineTuning, folder: Path, *, resume: bool, as_json: bool) -> 
     from experiments.finetuning.run import fine_tune  # loads torch, which help must not
     from experiments.output.bar import wide_console
     from experiments.output.progress import Reporter
-    from experiments.training.run.ending import how_to_load, out_of_memory
+    from experiments.training.run.ending import how_to_load, out_of_memory, stop_notice
     from experiments.training.run.stop import StopRequest
 
     reporter = Reporter(Console(stderr=True, highlight=False) if as_json else wide_console())
     resume_line = shlex.join(["zenflow", "finetune", "--resume", str(folder)])
-    with StopRequest(_NOTICE) as stop:
+    with StopRequest(stop_notice(saves=settings.run.checkpoint)) as stop:
         try:
             result = fine_tune(settings, folder, reporter, stop, resume=resume)
         except KeyboardInterrupt:
@@ -201,11 +197,11 @@ def _run(settings: FineTuning, folder: Path, *, resume: bool, as_json: bool) -> 
         saved = f"everything is saved. Go on with: {resume_line}"
         if not settings.run.checkpoint:
             saved = "nothing of it can be resumed, as --no-checkpoint asked"
-        reporter.say(f"Stopped by {name} after step {result.steps}; {saved}")
+        reporter.say(f"Stopped by {name} after step {figures['steps']}; {saved}")
         return stop.exit_code
     loss = figures["eval_loss"]
     told = f", held-out loss {loss:.4f}" if loss is not None else ""
     best = f" of {Path(figures['best_checkpoint']).name}" if figures["best_checkpoint"] else ""
-    reporter.say(f"{result.steps} steps{told}. The model{best} is in {folder}")
+    reporter.say(f"{figures['steps']} steps{told}. The model{best} is in {folder}")
     reporter.say(how_to_load(folder))
     return 0

@@ -1,4 +1,4 @@
-"""Words at a run's end: memory that was refused, and how its weights are loaded."""
+"""Words at a run's end: a signal, memory that was refused, how its weights are loaded."""
 
 from __future__ import annotations
 
@@ -9,6 +9,19 @@ import torch
 
 from experiments.training.parts.models.pretrained import has_tokenizer
 from zenflow.errors import ZenFlowError
+
+
+def stop_notice(*, saves: bool) -> str:
+    """Return the words at the first signal of a run that then saves, or does not."""
+    if saves:
+        return (
+            "Stopping: the step under way is finished, then everything is saved. Ctrl-C again, "
+            "after a second, quits at once and loses the steps since the last save."
+        )
+    return (
+        "Stopping: the step under way is finished, and nothing is saved for resuming, as "
+        "--no-checkpoint asked. Ctrl-C again, after a second, quits at once."
+    )
 
 
 def out_of_memory(error: Exception) -> ZenFlowError | None:

@@ -15,22 +15,13 @@ from experiments.training.parts.files.checkpoint import CHECKPOINTS, latest_chec
 from experiments.training.parts.ranks.launched import resume_line
 from experiments.training.parts.ranks.ranks import Ranks, joined
 from experiments.training.run.comparison import run_comparison
-from experiments.training.run.ending import how_to_load, out_of_memory
+from experiments.training.run.ending import how_to_load, out_of_memory, stop_notice
 from experiments.training.run.loop import MODEL, Outcome
 from experiments.training.run.single import run
 from experiments.training.run.stop import StopRequest
 from experiments.training.run.summary import LAST_LOSSES
 from experiments.training.settings.training import TrainSettings
 from zenflow.knobs import Knobs
-
-_NOTICE = (
-    "Stopping: the step under way is finished, then everything is saved. Ctrl-C again, after a "
-    "second, quits at once and loses the steps since the last save."
-)
-_NOTICE_UNSAVED = (
-    "Stopping: the step under way is finished, and nothing is saved for resuming, as "
-    "--no-checkpoint asked. Ctrl-C again, after a second, quits at once."
-)
 
 
 def launch(
@@ -55,7 +46,7 @@ def _launch(
     compare: bool,
 ) -> int:
     reporter = Reporter(wide_console() if ranks.is_first else Console(quiet=True))
-    notice = _NOTICE if settings.checkpoint else _NOTICE_UNSAVED
+    notice = stop_notice(saves=settings.checkpoint)
     with StopRequest(notice if ranks.is_first else "") as stop:
         try:
             outcome = work(settings, folder, reporter=reporter, stop=stop, ranks=ranks)

@@ -163,6 +163,9 @@ def test_a_run_that_ctrl_c_ended_goes_on_by_the_same_bits(folder, flags, tmp_pat
     assert ran.exit_code == 130, ran.output
     assert f"zenflow finetune --resume {cut}" in ran.output
     assert not (cut / "model.safetensors").exists()
+    for name, file in (("checkpoint-1", "trainer_state.json"), ("checkpoint-9", "optimizer.pt")):
+        (cut / name).mkdir()
+        (cut / name / file).touch()  # an older one, and one whose save a kill has cut off
     again = finetune("--resume", cut)
     assert again.exit_code == 0, again.output
     assert "goes on from step 3" in again.output

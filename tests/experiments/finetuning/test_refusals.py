@@ -68,6 +68,14 @@ CASES = {
     "a folder that is taken": (["--out", "taken"], "must be new or empty"),
     "a file in the folder's place": (["--out", "chats.jsonl"], "must be a folder"),
     "prompts longer than a sequence": (["--sequence", "4"], "raise it"),
+    "saves beside the best": (
+        ["--keep-best", "--eval-every", "2", "--save-every", "4"],
+        "leave --save-every 4 out",
+    ),
+    "the best of few rows": (
+        ["--keep-best", "--eval-every", "2", "--eval-share", "0.5"],
+        "of 4 rows none are held out",
+    ),
     "the best of no evaluation": (["--keep-best"], "give --eval-every"),
     "a share that is none": (["--eval-share", "1.5"], "is a share of the rows"),
     "float16": (["--dtype", "float16", "--gradients", "keep"], "take bfloat16"),
