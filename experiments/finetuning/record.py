@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -62,17 +63,21 @@ def check_same_rows(folder: Path, digest: str) -> None:
 
 
 def last_checkpoint(folder: Path) -> Path:
-    """Return the newest checkpoint of a run that was written to its end.
+    """Return the newest checkpoint of a run, and remove those whose save was cut off.
+
+    The Trainer would keep one of these for the newest, and remove what it saves next.
 
     Raises:
-        CheckpointError: There is none.
+        CheckpointError: There is no whole one.
     """
-    found = {
-        int(match[1]): path
-        for path in folder.glob("checkpoint-*")
-        if (match := re.fullmatch(r"checkpoint-(\d+)", path.name))
-        and (path / _LAST_FILE).is_file()
-    }
+    found = {}
+    for path in folder.glob("checkpoint-*"):
+        if re.fullmatch(r"checkpoint-\d+", path.name) is None:
+            continue
+        if (path / _LAST_FILE).is_file():
+            found[int(path.name.partition("-")[2])] = path
+        else:
+            shutil.rmtree(path)
     if not found:
         raise CheckpointError(
             f"there is no checkpoint in {folder}: the run ended before its first save, or was "
