@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -207,3 +208,25 @@ def test_streamed_layers_end_with_the_same_bits(folder, flags, tmp_path):
     tuned(tmp_path / "streamed", *flags, *more, "--stream", "--resident-layers", 1)
     assert losses(tmp_path / "here") == losses(tmp_path / "streamed")
     assert are_equal(tmp_path / "here", tmp_path / "streamed")
+
+
+def test_what_is_pushed_is_the_model_and_nothing_of_this_machine(flags, tmp_path, monkeypatch):
+    from huggingface_hub.utils import filter_repo_objects
+
+    calls = []
+
+    def upload(*, repo_id, folder_path, ignore_patterns):
+        files = [path.relative_to(folder_path).as_posix()
+                 for path in Path(folder_path).rglob("*") if path.is_file()]  # fmt: skip
+        sent = set(filter_repo_objects(files, ignore_patterns=ignore_patterns))
+        calls.append((repo_id, sent))
+
+    monkeypatch.setattr("huggingface_hub.create_repo", lambda name, **_: calls.append(name))
+    monkeypatch.setattr("huggingface_hub.upload_folder", upload)
+    tuned(tmp_path / "run", *flags, "--push-to-hub", "me/mine")
+    assert calls[0] == "me/mine"  # before anything is trained
+    name, sent = calls[1]
+    assert name == "me/mine"
+    assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= sent
+    assert not [file for file in sent if "finetune" in file or "/" in file or file == ".lock"]
+    assert "training_args.bin" not in sent
