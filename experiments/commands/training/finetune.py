@@ -17,7 +17,7 @@ from experiments.commands.command import (
     option,
     with_flags,
 )
-from experiments.commands.flag_types import KNOWN_FOLDER, PATH
+from experiments.commands.flag_types import KNOWN_FOLDER, NEW_FOLDER
 from experiments.commands.setting_flags import setting_flag
 from experiments.commands.training.train_flags import given_flags, knob_flags, run_flags
 from experiments.finetuning.record import RECORD, add_result, recorded_settings
@@ -70,7 +70,7 @@ _flags = with_flags(
     option("--data", multiple=True, section="Model and data",
            help="File (.jsonl, .json, .csv, .tsv, .parquet, .txt), folder, or name of a data set, "
            "with :CONFIG behind it where the set has several. May be given several times."),
-    option("--out", type=PATH, section="Run", help="Folder of the model, new or empty."),
+    option("--out", type=NEW_FOLDER, section="Run", help="Folder of the model, new or empty."),
     option("--resume", type=KNOWN_FOLDER, section="Run",
            help="Go on with the run in this folder, with its settings."),
     option("--json", "as_json", is_flag=True, section="Run",
@@ -132,8 +132,6 @@ def _new(context: click.Context, flags: dict[str, Any]) -> tuple[Path, FineTunin
     if missing:
         raise ConfigError(f"{', '.join(missing)} must be given: see the examples of --help")
     folder: Path = flags["out"]
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--out must be a folder, but {folder} is a file: choose another")
     model = in_package(flags["model"])
     check_named(model, "--model")
     for name in flags["data"]:

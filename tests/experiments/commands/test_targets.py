@@ -36,6 +36,7 @@ FOLDERS = {
     "study --keep": ["study", "whatif", "--keep"],
     "figures --out": ["figures", "--out"],
     "train --out": ["train", "--out"],
+    "finetune --out": ["finetune", "--out"],
 }
 KINDS = {"plot": ".png", "output": ".toml", "report": ".html"}
 
