@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from experiments.training.parts.memory_check import (
     check_host_memory,
     memory_of_engine,
 )
+from experiments.training.parts.streams import stream_arguments
 from experiments.training.run.saved.space import check_room
 from sim.hardware.catalog import find_machine
 from sim.hardware.profile import HardwareProfile
@@ -28,7 +29,6 @@ from zenflow.report import readable
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
 _STAND_IN = "rtx4090-desktop"
 """A machine with a GPU: the parts that are asked for are the same on any."""
@@ -75,34 +75,50 @@ class ExpectedMemory:
         }
 
 
-def expect(
-    settings: FineTuning,
-    model: nn.Module,
-    device: torch.device,
-    folder: Path,
-    *,
-    has_one: bool,
-) -> ExpectedMemory:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A run's model before its weights have any memory, and where they will be."""
+
+    settings: FineTuning
+    """Settings of the run."""
+    model: Any
+    """Model of which only shapes and dtypes are looked at."""
+    device: torch.device
+    """Device that computes."""
+    streams: Mapping[str, Any] | None
+    """Arguments of `stream_weights`; None where all weights stay on the device."""
+
+    @classmethod
+    def of(cls, settings: FineTuning, model: Any, device: torch.device) -> Placed:
+        """Return the run with what `--stream` comes to on this device."""
+        streams = stream_arguments(model, settings.config, device, settings.run)
+        return cls(settings=settings, model=model, device=device, streams=streams)
+
+    @property
+    def weights(self) -> int:
+        """Bytes of all weights."""
+        return sum(p.nbytes for p in self.model.parameters())
+
+
+def expect(run: Placed, folder: Path, *, has_one: bool) -> ExpectedMemory:
     """Return the memory that a run will take, and refuse checkpoints that have no room.
 
     Args:
-        settings: The run's.
-        model: The model, of which only shapes and dtypes are looked at.
-        device: Where it will compute.
+        run: The run.
         folder: Where checkpoints go.
         has_one: Whether one is there already.
 
     Raises:
         CheckpointError: The disk has no room for checkpoints.
     """
-    engine = memory_of_engine(model, settings.config)
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    settings, weights = run.settings, run.weights
+    engine = memory_of_engine(run.model, settings.config)
     size = checkpoint_bytes(engine) + weights
     told = "checkpoint: none (--no-checkpoint)"
     if settings.run.checkpoint:
         told = check_room(size, free_space(folder), folder, has_one=has_one)
     try:
-        parts, activations = _simulated(settings, model), True
+        parts, activations = _simulated(run), True
     except ConfigError:  # a family that the simulator does not know
         plan = engine.plan(has_ring=settings.run.gradients == "release")
         beside = plan.device_extra_bytes + plan.device_ring_bytes + plan.device_step_bytes
@@ -114,27 +130,22 @@ def expect(
             ),
             False,
         )
-    if device.type == "cpu":
+    if run.device.type == "cpu":
         parts = tuple(part for part in parts if part.name not in _OF_A_GPU)
     return ExpectedMemory(parts=parts, checkpoint=size, activations=activations, told_of_disk=told)
 
 
-def _simulated(settings: FineTuning, model: Any) -> tuple[Part, ...]:
+def _simulated(placed: Placed) -> tuple[Part, ...]:
     """Return the parts that the simulator expects.
 
     Raises:
         ConfigError: It does not know the model's family.
     """
-    run = settings.run
-    strategy = replace(
-        Strategy.of(
-            run.strategy,
-            releases=run.gradients == "release",
-            streams=Streams(resident_layers=run.resident_layers) if run.stream else None,
-        ),
-        config=settings.config,
-    )
-    return memory_of(run.workload(model.config.to_dict()), strategy, _machine()).parts
+    run, streams = placed.settings.run, placed.streams
+    stay = None if streams is None else Streams(resident_layers=streams["resident_layers"] or 0)
+    strategy = Strategy.of(run.strategy, releases=run.gradients == "release", streams=stay)
+    workload = run.workload(placed.model.config.to_dict())
+    return memory_of(workload, replace(strategy, config=placed.settings.config), _machine()).parts
 
 
 def _machine() -> HardwareProfile:
@@ -144,26 +155,22 @@ def _machine() -> HardwareProfile:
     return replace(found, host=replace(found.host, dram_bytes=dram))
 
 
-def check(settings: FineTuning, model: nn.Module, device: torch.device) -> None:
+def check(placed: Placed) -> None:
     """Refuse a run whose optimizer and weights can't have the memory that they take for sure.
-
-    Args:
-        settings: The run's.
-        model: The model, before its weights have any memory.
-        device: Where it will compute.
 
     Raises:
         ConfigError: Host or device have not as much.
     """
-    if not settings.run.memory_check:
+    run, config = placed.settings.run, placed.settings.config
+    if not run.memory_check:
         return
-    on_cpu, run = device.type == "cpu", settings.run
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    sums = weights if run.stream and run.grad_accum > 1 else 0
-    at_home = weights if on_cpu or run.stream else 0
-    check_host_memory(model, settings.config, on_cpu=on_cpu, beside=at_home + sums)
+    on_cpu, streams = placed.device.type == "cpu", placed.streams is not None
+    sums_wait = run.grad_accum > 1 and (streams or run.offload_sums)
+    beside = placed.weights * ((on_cpu or streams) + sums_wait)
+    check_host_memory(placed.model, config, on_cpu=on_cpu, beside=beside)
     if not on_cpu:
-        check_device_memory(model, settings.config, device, beside=0 if run.stream else weights)
+        there = 0 if streams else placed.weights
+        check_device_memory(placed.model, config, placed.device, beside=there)
 
 
 def table(expected: ExpectedMemory, device: torch.device) -> str:

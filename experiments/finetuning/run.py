@@ -65,9 +65,9 @@ def fine_tune(
     _quiet()
     checkpoint = last_checkpoint(folder) if resume else None
     device = _device(settings)
-    shape = shape_of(settings)
-    memory.check(settings, shape, device)
-    expected = memory.expect(settings, shape, device, folder, has_one=resume)
+    placed = memory.Placed.of(settings, shape_of(settings), device)
+    memory.check(placed)
+    expected = memory.expect(placed, folder, has_one=resume)
     tokenizer = load_tokenizer(settings.run.model)
     set_template(tokenizer, settings.own.chat_template)
     data = _data(settings, tokenizer)
@@ -78,7 +78,8 @@ def fine_tune(
     if (doubt := memory.doubt(expected, device)) is not None:
         reporter.say(doubt)
     args = arguments(settings, data, folder, device)
-    trainer = make_trainer(settings, data, args, load_model(settings), tokenizer)
+    model = load_model(settings)
+    trainer = make_trainer(settings, data, args, model, tokenizer, placed.streams)
     _check_rows(trainer, settings, folder, reporter, resume=resume)
     answers = _answers(trainer, settings)
     course = Course(reporter, stop, pace_of(settings), settings.own.patience, answers)

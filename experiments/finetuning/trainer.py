@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -160,15 +161,30 @@ def _save_steps(settings: FineTuning) -> int:
 
 
 def make_trainer(
-    settings: FineTuning, data: Templated, args: SFTConfig, model: Any, tokenizer: Any
+    settings: FineTuning,
+    data: Templated,
+    args: SFTConfig,
+    model: Any,
+    tokenizer: Any,
+    streams: Mapping[str, Any] | None,
 ) -> Any:
     """Return the trainer, which has the rows' tokens.
+
+    Args:
+        settings: The run's.
+        data: Its rows.
+        args: TRL's configuration.
+        model: The model, on the host.
+        tokenizer: Its tokenizer.
+        streams: Arguments of `stream_weights`; None where all weights go to the device.
 
     Raises:
         ConfigError: TRL or the mixin refuse a setting.
     """
     run = settings.run
-    stream = {"resident_layers": run.resident_layers} if run.stream else False
+    options: dict[str, Any] = {"offload_sums": run.offload_sums}
+    if run.host_threads is not None:
+        options["host_threads"] = run.host_threads
     try:
         trainer: Any = ZenFlowSFTTrainer(
             model=model,
@@ -178,10 +194,8 @@ def make_trainer(
             processing_class=tokenizer,
             zenflow=settings.config,
             release=run.gradients == "release",
-            stream=stream,
-            optimizer_options=(
-                None if run.host_threads is None else {"host_threads": run.host_threads}
-            ),
+            stream=False if streams is None else streams,
+            optimizer_options=options,
         )
     except (ValueError, MemoryError) as error:
         raise ConfigError(str(error)) from error

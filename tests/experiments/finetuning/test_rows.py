@@ -39,7 +39,7 @@ def trainer_of(rows, tmp_path, template=MARKED, *, mask_prompts=True, model=None
     settings = settle("model", ("rows",), shared, {}, {"mask_prompts": mask_prompts, **own})
     data = templated(rows, tokenizer, mask_prompts=mask_prompts)
     args = arguments(settings, data, tmp_path, torch.device("cpu"))
-    return make_trainer(settings, data, args, model or decoder(), tokenizer), data
+    return make_trainer(settings, data, args, model or decoder(), tokenizer, None), data
 
 
 def tokens(rows, tmp_path, *more, **given):
