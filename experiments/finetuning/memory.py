@@ -84,7 +84,7 @@ class Placed:
     model: Any
     """Model of which only shapes and dtypes are looked at."""
     device: torch.device
-    """Device that computes."""
+    """Device on which the run computes."""
     streams: Mapping[str, Any] | None
     """Arguments of `stream_weights`; None where all weights stay on the device."""
 
