@@ -6,8 +6,10 @@ import os
 import pickle
 import signal
 import sys
+import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 # Small tensors run faster on one thread, and results don't depend on the machine's core count.
@@ -164,3 +166,16 @@ def simulated_once() -> Iterator[None]:
         for module in (options, twin):
             patch.setattr(module, "steady", remembered)
         yield
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Iterator[Path]:
+    """Return an empty folder that is on a drive, also where /tmp is in memory."""
+    from zenflow.drive.disk import file_system
+
+    for parent in (tmp_path, Path(__file__).parents[1]):
+        if file_system(parent) not in ("tmpfs", "ramfs"):
+            with tempfile.TemporaryDirectory(dir=parent, prefix=".states-") as folder:
+                yield Path(folder)
+            return
+    pytest.skip("no folder on a drive is known")

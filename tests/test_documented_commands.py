@@ -108,6 +108,11 @@ LINES = {
         "zenflow simulate --model qwen3-14b --gpu rtx4090 --host-ram 256 --stream --topk-ratio 0 "
         "--queue-depth 4 --checkpointing --loss chunks --batch-size 8": AS_IT_STANDS,
     },
+    "docs/guides/drive.md": {
+        "zenflow train --model my-model/ --data my_texts/ --topk-ratio 0 "
+        "--state-dir /nvme/run1 --drive-tbw 1200 --out runs/mine":
+            Elsewhere("tests/experiments/training/run/test_state_dir.py"),
+    },
     "docs/guides/deepspeed.md": {
         "zenflow convert ds_config.json": AS_IT_STANDS,
         "zenflow convert ds_config.json --output run.toml": AS_IT_STANDS,

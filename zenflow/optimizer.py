@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
@@ -39,6 +40,7 @@ from zenflow.surface.arguments import (
 )
 from zenflow.surface.assembly import add_residents, start_engine
 from zenflow.surface.data_parallel import Averages
+from zenflow.surface.drive import tell_of_wear
 from zenflow.surface.gradient_hooks import GradientSource
 from zenflow.surface.groups import Groups
 from zenflow.surface.life import Life, Lifetime
@@ -113,6 +115,8 @@ class ZenFlowAdamW(torch.optim.Optimizer):
         kernels: KernelChoice = "auto",
         timeline_steps: int = 0,
         wait_timeout: float = 600.0,
+        state_dir: str | PathLike[str] | None = None,
+        drive_tbw: float | None = None,
         foreach: bool | None = None,
         fused: bool | None = None,
     ) -> None:
@@ -144,6 +148,10 @@ class ZenFlowAdamW(torch.optim.Optimizer):
                 Results differ by rounding. "auto" takes Triton's on a GPU that runs them.
             timeline_steps: Number of last steps whose spans are kept; 0 for none.
             wait_timeout: Seconds after which a wait is an error.
+            state_dir: Folder on a local drive for the host's states: AdamW's weights and moments.
+                It is empty, or has the checkpoint that will be loaded. None keeps them in memory.
+            drive_tbw: Terabytes that the drive's maker warrants to be written, for the wear in the
+                log and in reports.
             foreach: Of no effect, like `fused`. Recipes for torch's AdamW have them, where they
                 choose among its implementations.
             fused: Of no effect.
@@ -151,6 +159,7 @@ class ZenFlowAdamW(torch.optim.Optimizer):
         Raises:
             TypeError: The config is no ``ZenFlowConfig``.
             ValueError: An argument breaks its rule.
+            CheckpointError: The checkpoint in `state_dir` is damaged.
             MemoryError: The host has too little memory.
             RuntimeError: The system gives too few threads.
         """
@@ -169,6 +178,8 @@ class ZenFlowAdamW(torch.optim.Optimizer):
             kernels=kernels,
             timeline_steps=timeline_steps,
             wait_timeout=wait_timeout,
+            state_dir=state_dir,
+            drive_tbw=drive_tbw,
         )
         self._engine: Engine | None = None
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
@@ -212,6 +223,7 @@ class ZenFlowAdamW(torch.optim.Optimizer):
         self.register_state_dict_post_hook(_complete_state, prepend=True)
         self.memory = plan_memory(engine)
         tell_of_memory(self.memory, engine)
+        tell_of_wear(engine)
 
     @property
     def _running(self) -> Engine:
@@ -511,6 +523,7 @@ class ZenFlowAdamW(torch.optim.Optimizer):
             GradientError: Called between backward and step() in release mode.
         """
         self._check_no_gradients("adopt_weights()")
+        self._weights.check_states()
         self.synchronize()
         self._weights.adopt()
 
@@ -521,7 +534,8 @@ class ZenFlowAdamW(torch.optim.Optimizer):
 
         It has torch's keys, and one more, "zenflow", in the first parameter group. Before the
         first step it has no tensors. Tensors are views of the live state, as in torch: save or
-        copy them before the next backward.
+        copy them before the next backward. States in `state_dir` become a checkpoint there, which
+        is whole until the next call, and to which the state refers: see `portable_states`.
 
         Raises:
             GradientError: Called between backward and step() in release mode, or the gradient norm
@@ -549,6 +563,36 @@ class ZenFlowAdamW(torch.optim.Optimizer):
             yield
         finally:
             self._checkpoints.makes_compact = False
+
+    @contextmanager
+    def portable_states(self) -> Iterator[None]:
+        """Let `state_dict` have the states that are in `state_dir`, for another place or machine.
+
+            with optimizer.portable_states():
+                torch.save(optimizer.state_dict(), "optimizer.pt")
+
+        Otherwise it refers to them. The tensors are those of a state without a drive. They are
+        mapped from an unnamed file in the folder, which takes room there, and no host memory that
+        the system could not give to others. The room is free again when the tensors are gone.
+        """
+        self._checkpoints.makes_portable = True
+        try:
+            yield
+        finally:
+            self._checkpoints.makes_portable = False
+
+    def forget_checkpoint(self) -> None:
+        """Go back to the checkpoint in `state_dir` before the last one.
+
+        For programs that go on though they could not save what `state_dict` returned: the state
+        saved before then stays one that can be loaded. Call it before the next backward.
+
+        Raises:
+            OSError: The drive fails.
+        """
+        drive = self._running.drive
+        if drive is not None:
+            drive.folder.revert()
 
     @whole
     @torch.inference_mode(False)

@@ -5,14 +5,15 @@ Both are plain frozen records: the engine makes them, controllers, tuners and lo
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-STALL_CAUSES: tuple[str, ...] = ("d2h", "host", "h2d", "select", "weights")
-"""Causes of a wait: gradient copies, the host's update, uploads, a selection, streamed weights."""
+STALL_CAUSES: tuple[str, ...] = ("d2h", "host", "h2d", "select", "weights", "drive")
+"""Causes of a wait: gradient copies, the host's update, uploads, a selection, streamed weights,
+states on a drive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,15 @@ class StepReport:
     weights_h2d_bytes: int = 0
     """Number of bytes of ``h2d_bytes`` that are streamed weights, or sums of their gradients."""
 
+    drive_read_bytes: int = 0
+    """Number of bytes of states that were read from a drive since the step before."""
+
+    drive_written_bytes: int = 0
+    """Number of bytes of states that were written to a drive since the step before."""
+
+    drive_worn: float | None = None
+    """Fraction of the drive's warranted writes (``drive_tbw``) that its folder has used so far."""
+
     windows: tuple[WindowNorms, ...] = ()
     """Norms of open windows' gradients by age, ascending; only where the controller asks."""
 
@@ -126,8 +136,8 @@ class StepReport:
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> StepReport:
         """Return the report that ``to_dict`` gave, through JSON too."""
-        added = ("starved", "weights_d2h_bytes", "weights_h2d_bytes")
-        known = {**dict.fromkeys(added, 0), **record}  # which earlier reports lack
+        added = {item.name: item.default for item in fields(cls) if item.default is not MISSING}
+        known = {**added, **record}  # earlier reports lack some
         values = {item.name: known[item.name] for item in fields(cls)}
         curve = values["energy_curve"]
         values["learning_rates"] = tuple(values["learning_rates"])
@@ -174,6 +184,12 @@ class MemoryPlan:
 
     home_bytes: int = 0
     """Bytes of ``pinned_bytes`` in which streamed weights live, and sums of their gradients."""
+
+    buffer_bytes: int = 0
+    """Bytes of ``host_bytes`` through which states of a drive pass."""
+
+    drive_bytes: int = 0
+    """Bytes of the drive that the states take, two places for each."""
 
     host_threads: int = field(default=0, compare=False)
     """Number of threads that work on the host's rows; 0 in a plan without an optimizer."""
@@ -227,6 +243,9 @@ class MemoryPlan:
         ]
         if self.home_bytes:
             rows.append(("  weights", self.home_bytes, "streamed; part of what is pinned"))
+        if self.drive_bytes:
+            rows.append(("  buffers", self.buffer_bytes, "through which states of the drive pass"))
+            rows.append(("drive", self.drive_bytes, "two places for each state"))
         table = [(name, readable(size), note) for name, size, note in rows]
         if self.host_threads:
             table.append(("  threads", str(self.host_threads), self._place_of_threads()))

@@ -1,4 +1,4 @@
-"""Host memory of the deferred columns: slabs, allocated once, and each block's views.
+"""The host's rows of the deferred columns, in slabs that are allocated once, or on a drive.
 
 A split parameter's host side is laid out column by column, (D, O) for D deferred columns: a column
 is one contiguous row, moving a column is a row copy, and Adam's step count is per row.
@@ -6,7 +6,7 @@ is one contiguous row, moving a column is a row copy, and Adam's step count is p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from zenflow.columns.byte_memory import ByteMemory
 from zenflow.device.base import AbstractDevice
+from zenflow.drive.extents import Extent, RowState
+from zenflow.drive.lane import DriveLane
 from zenflow.host import memory as host_memory
 from zenflow.host.compact import CompactState, Rounding, keys_of
 from zenflow.host.float_state import FloatState
@@ -25,9 +27,6 @@ ALIGNMENT = 64
 """Number of bytes at whose multiples a block's memory begins: a cache line."""
 PIECE_ELEMENTS = 1 << 20
 """Elements that are converted at once, since a conversion takes several times their memory."""
-
-RowState = FloatState | CompactState
-"""AdamW's weights and moments of some rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,8 @@ class HostRows:
     """Host-owned columns as rows: D of them, with O elements each."""
 
     state: RowState
-    """True weights and AdamW's moments of the columns, (D, O)."""
+    """True weights and AdamW's moments of the columns, (D, O). For those of a drive it has shapes
+    alone: numbers that mean nothing, and can't be written."""
     step: Tensor
     """Number of Adam steps that each row has taken, (D,), int64."""
     staging: Tensor
@@ -62,16 +62,55 @@ class HostRows:
     """Number of elements of a row on all ranks."""
     seed: int
     """Number of the parameter. With it random rounding draws its bits."""
+    drive: DriveLane | None = None
+    """Lane of the drive that the state is on; None for a state in memory."""
+    extents: Sequence[Extent] = ()
+    """Extents of all these rows, in order; none in memory."""
 
     def rows(self, part: slice) -> HostRows:
-        """Return the views of a slice of the rows."""
+        """Return the views of a slice of the rows; on a drive the slice is of whole extents."""
+        extents = self.extents
+        if extents:
+            begin = extents[0].first + (part.start or 0)
+            end = begin + len(self.step[part])
+            extents = [each for each in extents if begin <= each.first and each.last <= end]
         return replace(
             self,
             state=self.state.rows(part),
             step=self.step[part],
             staging=self.staging[part],
             first=self.first + (part.start or 0) * self.stride,
+            extents=extents,
         )
+
+    def passing(
+        self,
+        cuts: Iterable[slice] | None = None,
+        *,
+        weights_only: bool = False,
+        changes: bool = False,
+    ) -> Iterator[tuple[slice, HostRows]]:
+        """Yield the rows in pieces, each with its state in memory until the next one.
+
+        Args:
+            cuts: Pieces of rows in memory; None for some of about `PIECE_ELEMENTS` elements. A
+                drive has its extents.
+            weights_only: Whether only the weights are read, and the moments may be anything.
+            changes: Whether the state is changed.
+        """
+        if self.drive is None:
+            for part in self.pieces() if cuts is None else cuts:
+                yield part, self.rows(part)
+            return
+        passing = self.drive.passing(self.extents, weights_only=weights_only, changes=changes)
+        for extent, state in passing:
+            part = self.slice_of(extent)
+            yield part, replace(self.rows(part), state=state, drive=None, extents=())
+
+    def slice_of(self, extent: Extent) -> slice:
+        """Return the rows of one of the extents."""
+        begin = self.extents[0].first
+        return slice(extent.first - begin, extent.last - begin)
 
     def copies(self, rows: Tensor) -> MovingColumns:
         """Return the state of the rows of some indices, (n,) int64, as float32 copies."""
@@ -100,46 +139,64 @@ class HostRows:
         return self.state.tensors()[0].shape
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all live tensors of the state by their names in a checkpoint."""
-        names = type(self.state).NAMES
-        return {"step": self.step, **dict(zip(names, self.state.tensors(), strict=True))}
+        """Return all live tensors by their names in a checkpoint; a drive's states are none."""
+        if self.drive is not None:
+            return {"step": self.step}
+        return {"step": self.step, **self.state_by_name()}
+
+    def state_by_name(self) -> dict[str, Tensor]:
+        """Return the tensors of `state` by their names in a checkpoint."""
+        return dict(zip(type(self.state).NAMES, self.state.tensors(), strict=True))
 
     def weights(self, dtype: torch.dtype) -> Tensor:
         """Return the true weights in this dtype, (D, O); the live ones where nothing changes."""
-        if isinstance(self.state, FloatState):
+        if self.drive is None and isinstance(self.state, FloatState):
             return self.state.master.to(dtype)
         found = torch.empty(self.shape, dtype=dtype, device="cpu")
-        for part in self.pieces():
-            found[part] = self.state.rows(part).weights()
+        for part, rows in self.passing(weights_only=True):
+            found[part] = rows.state.weights()
         return found
 
     def moment(self, name: str) -> Tensor:
         """Return a moment by its name, (D, O), float32; the live one where it is float32."""
-        if isinstance(self.state, FloatState):
+        if self.drive is None and isinstance(self.state, FloatState):
             return self.state.exp_avg if name == "exp_avg" else self.state.exp_avg_sq
         found = torch.empty(self.shape, dtype=torch.float32, device="cpu")
         place = ROW_STATE.index(name) - 1
-        for part in self.pieces():
-            found[part] = self.state.rows(part).numbers()[place]
+        for part, rows in self.passing():
+            found[part] = rows.state.numbers()[place]
         return found
 
     def set_weights(self, weights: Tensor) -> None:
         """Take over true weights, (D, O) in any dtype and on any device, rounded to nearest."""
-        for part in self.pieces():
-            self.state.rows(part).set_weights(weights[part].to("cpu"))
+        for part, rows in self.passing(changes=True):
+            rows.state.set_weights(weights[part].to("cpu"))
 
     def set_moments(self, exp_avg: Tensor, exp_avg_sq: Tensor) -> None:
         """Take over moments, (D, O), float32, on any device, rounded to nearest."""
-        for part in self.pieces():
-            self.state.rows(part).set_moments(exp_avg[part].to("cpu"), exp_avg_sq[part].to("cpu"))
+        for part, rows in self.passing(changes=True):
+            rows.state.set_moments(exp_avg[part].to("cpu"), exp_avg_sq[part].to("cpu"))
 
-    def convert(self, other: RowState) -> None:
-        """Take over weights and moments of another format, rounded to nearest."""
-        for part in self.pieces():
-            weights, *moments = other.rows(part).numbers()
-            own = self.state.rows(part)
-            own.set_weights(weights)
-            own.set_moments(*moments)
+    def take_up(self, other: RowState) -> None:
+        """Take over weights and moments; of another format they are rounded to nearest."""
+        for part, rows in self.passing(changes=True):
+            own, there = rows.state, other.rows(part)
+            if type(own) is type(there):
+                for tensor, values in zip(own.tensors(), there.tensors(), strict=True):
+                    tensor.copy_(values)
+            else:
+                weights, *moments = there.numbers()
+                own.set_weights(weights)
+                own.set_moments(*moments)
+
+    def begin_anew(self) -> None:
+        """Forget moments and steps; on a drive the weights too, which are to be set."""
+        self.step.zero_()
+        if self.drive is not None:
+            self.drive.forget(self.extents)
+            return
+        for tensor in self.state.tensors()[self.state.NUM_WEIGHTS :]:
+            tensor.zero_()
 
     def pieces(self) -> Iterator[slice]:
         """Yield slices of the rows, of about `PIECE_ELEMENTS` elements."""
@@ -171,12 +228,18 @@ class HostSlabs:
     """Large allocations, one for each field of `HostRows`, handed out parameter by parameter."""
 
     def __init__(
-        self, device: AbstractDevice, shapes: Sequence[RowShape], kind: type[RowState]
+        self,
+        device: AbstractDevice,
+        shapes: Sequence[RowShape],
+        kind: type[RowState],
+        *,
+        on_drive: bool = False,
     ) -> None:
-        """Allocate for all split parameters, with states of this kind."""
+        """Allocate for all split parameters, with states of this kind unless a drive has them."""
         self._kind = kind
+        self._on_drive = on_drive
         totals = [0] * len(kind.DTYPES)
-        for shape in shapes:
+        for shape in () if on_drive else shapes:
             for index, width in enumerate(kind.widths(shape.num_rows)):
                 totals[index] += shape.num_columns * width
         self._state = [
@@ -201,6 +264,10 @@ class HostSlabs:
         """Return the next parameter's piece of every slab."""
         views = []
         for index, width in enumerate(self._kind.widths(shape.num_rows)):
+            if self._on_drive:  # a shape without memory, which torch does not let be written
+                nothing = torch.zeros((), dtype=self._kind.DTYPES[index], device="cpu")
+                views.append(nothing.expand(shape.num_columns, width))
+                continue
             begin = self._elements[index]
             self._elements[index] += shape.num_columns * width
             piece = self._state[index][begin : self._elements[index]]

@@ -9,9 +9,10 @@ from functools import partial
 import torch
 
 from zenflow.columns.host_rows import HostRows, MovingColumns
+from zenflow.drive.loan import Loan, Urgency
 from zenflow.host import kernel
 from zenflow.host.compact import CompactState
-from zenflow.host.jobs import AdamStep, CatchUpJob, CompactJob, HostJob, Upload
+from zenflow.host.jobs import AdamStep, CatchUpJob, CompactJob, HostJob, SumJob, Upload
 from zenflow.host.pool import HostPool
 
 PART_ELEMENTS = 1 << 20
@@ -32,6 +33,8 @@ class RowWork:
     make: Callable[[], HostJob]
     """Function that returns the job on all rows; called when the work begins, since a clip factor
     may still be on its way to the host before."""
+    on_drive: HostRows | None = None
+    """The rows, where their state is on a drive; None in memory."""
 
 
 def catch_up(
@@ -77,6 +80,34 @@ def parts_of(works: Sequence[RowWork], pool: HostPool | None) -> list[Part]:
     if pieces:
         parts.append(partial(_run_part, pieces, pool))
     return parts
+
+
+def extent_parts(
+    works: Sequence[RowWork], pool: HostPool | None, urgency: Urgency, step: int
+) -> tuple[list[Part], list[Loan]]:
+    """Return work on states of a drive: a part for each extent, and the loan that it needs."""
+    parts: list[Part] = []
+    loans = []
+    for work in works:
+        rows = work.on_drive
+        assert rows is not None
+        assert rows.drive is not None
+        for extent in rows.extents:
+            loan = rows.drive.loan(extent, urgency, step)
+            loans.append(loan)
+            parts.append(partial(_run_extent, work, rows.slice_of(extent), loan, pool))
+    return parts, loans
+
+
+def _run_extent(work: RowWork, part: slice, loan: Loan, pool: HostPool | None) -> None:
+    with torch.no_grad(), loan.used(changes=True) as state:
+        job = work.make().rows(part.start, part.stop)
+        assert not isinstance(job, SumJob)
+        job = job.on(state)  # type: ignore[arg-type]  # both are of the rows' format
+        if pool is None:
+            kernel.run(job)
+        else:
+            pool.run([job.encode()])
 
 
 def _run_part(pieces: list[tuple[RowWork, int, int]], pool: HostPool | None) -> None:

@@ -197,13 +197,24 @@ class SplitParam(NamedParam):
         """Masters of the important columns, (K, O), float32, on the device."""
         return self.bank.master[self.bank_first : self.bank_last]
 
-    def host_pieces(self) -> Iterator[tuple[HostColumns, HostRows]]:
-        """Yield the deferred columns and their host rows in pieces of `PASSING_BYTES`, in order.
+    def host_cuts(self) -> Iterable[slice]:
+        """Return the pieces in which deferred columns pass: a drive's extents, or `PASSING_BYTES`.
 
         Sizes are those of whole columns, so that all ranks cut alike.
         """
-        for part in pieces(len(self.deferred_columns), self.whole_rows * self.param.itemsize):
-            yield self.host_columns(part.start, part.stop), self.host.rows(part)
+        if self.host.drive is not None:
+            return map(self.host.slice_of, self.host.extents)
+        return pieces(len(self.deferred_columns), self.whole_rows * self.param.itemsize)
+
+    def host_pieces(self, *, changes: bool = False) -> Iterator[tuple[HostColumns, HostRows]]:
+        """Yield the deferred columns and their host rows by `host_cuts`, for work on the weights.
+
+        Args:
+            changes: Whether the work changes them.
+        """
+        passing = self.host.passing(self.host_cuts(), weights_only=not changes, changes=changes)
+        for part, rows in passing:
+            yield self.host_columns(part.start, part.stop), rows
 
     def note_owners(self) -> None:
         """Write who owns each column, after `deferred_columns` and `important_columns`."""

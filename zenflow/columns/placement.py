@@ -23,6 +23,7 @@ from zenflow.columns.local import local_of
 from zenflow.columns.shards import Shards
 from zenflow.config import ZenFlowConfig
 from zenflow.device.base import AbstractDevice
+from zenflow.drive.extents import RowState
 from zenflow.host.compact import CompactState
 from zenflow.host.float_state import FloatState
 from zenflow.host_state import GROUP, GradientLink, gradient_width
@@ -62,6 +63,7 @@ def build_layout(
     largest_interval: int,
     shards: Shards,
     shares: HostShares,
+    on_drive: bool = False,
 ) -> Layout:
     """Place all parameters on device and host, and allocate their state; masters are the weights.
 
@@ -75,6 +77,7 @@ def build_layout(
         largest_interval: S for which blocks are cut fine enough.
         shards: Ranks that the parameters' rows are spread over.
         shares: Ranks whose hosts share the work on the parameters' rows.
+        on_drive: Whether the host's states go to a drive, where somebody else puts them.
     """
     to_split = [named for named in params if is_split(named.param, config)]
     residents = [
@@ -94,7 +97,7 @@ def build_layout(
     _check_cuts(to_split, config, shards, shares)
     link = config.gradient_link
     rooms = [_row_shape(*each, link) for each in zip(to_split, parts, most_deferred, strict=True)]
-    slabs = HostSlabs(device, rooms, CompactState if config.is_compact else FloatState)
+    slabs = HostSlabs(device, rooms, state_kind(config), on_drive=on_drive)
     columns, rows = _vectors(to_split, device.torch_device, has_rows=config.is_exact)
     splits, banks = _make_splits(
         to_split,
@@ -106,7 +109,7 @@ def build_layout(
         rows,
     )
     blocks = _make_blocks(shapes, splits)
-    for split in splits:
+    for split in () if on_drive else splits:
         fill_masters(split)
     return Layout(
         splits=splits,
@@ -123,6 +126,11 @@ def build_layout(
         shards=shards,
         shares=shares,
     )
+
+
+def state_kind(config: ZenFlowConfig) -> type[RowState]:
+    """Return the format of the host's states."""
+    return CompactState if config.is_compact else FloatState
 
 
 def _row_shape(
@@ -325,7 +333,7 @@ def _fill_masters(split: SplitParam) -> None:
     weight_IO, masters_KO = split.weight().t(), split.important_masters
     for part in pieces(len(masters_KO), masters_KO[:1].nbytes):
         masters_KO[part] = weight_IO[split.important_columns[part]]
-    for columns, rows in split.host_pieces():
+    for columns, rows in split.host_pieces(changes=True):
         own_IO, indices = columns.turned(split.part.of(split.weight()))
         rows.set_weights(own_IO[indices])
 

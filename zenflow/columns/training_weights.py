@@ -43,10 +43,10 @@ class TrainingWeights:
         return memory.matrix(first, (num_columns, num_rows), split.param.dtype)
 
     def pieces_of(self, split: SplitParam) -> Iterator[tuple[HostColumns, Tensor]]:
-        """Yield a parameter's deferred columns and their memory, as `SplitParam.host_pieces`."""
+        """Yield a parameter's deferred columns and their memory, by `SplitParam.host_cuts`."""
         values = self.of(split)
-        for columns, _ in split.host_pieces():
-            yield columns, values[columns.first_row : columns.last_row]
+        for part in split.host_cuts():
+            yield split.host_columns(part.start, part.stop), values[part]
 
     def of_blocks(self, split: SplitParam) -> Sequence[Tensor]:
         """Return the memory of each of a parameter's blocks, (D, O) in its dtype."""

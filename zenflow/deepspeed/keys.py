@@ -173,7 +173,8 @@ _OFFLOAD_OPTIMIZER = KnownKeys(
     changed={"device": "preset: zenflow_paper or zero_offload with cpu, on_device with none"},
     unused={
         **_all(_BUFFERS, "buffer_count", "buffer_size", "fast_init", "max_in_cpu", "pin_memory"),
-        **_all("states are held in memory", "nvme_path", "pipeline_read", "pipeline_write"),
+        "nvme_path": "state_dir is a folder for states on a drive, with topk_ratio=0",
+        **_all("states are read ahead and written behind", "pipeline_read", "pipeline_write"),
         "cpuadam_cores_perc": "host_threads says how many threads the host's update has",
         "ratio": "topk_ratio says how much is updated on the GPU",
         "super_offload": "the engine overlaps the host's update by itself",

@@ -55,6 +55,8 @@ class CompactState:
         *("exp_avg_exponent", "exp_avg_sq_exponent"),
     )
     """Names of the tensors in a checkpoint, in the order of the fields."""
+    NUM_WEIGHTS: ClassVar = 2
+    """Number of the first tensors which have the weights."""
     DTYPES: ClassVar = (torch.bfloat16, torch.int8, *([torch.uint8] * 4))
     """Type of each tensor."""
 

@@ -15,6 +15,8 @@ class FloatState:
 
     NAMES: ClassVar = ("master", "exp_avg", "exp_avg_sq")
     """Names of the tensors in a checkpoint, in the order of the fields."""
+    NUM_WEIGHTS: ClassVar = 1
+    """Number of the first tensors which have the weights."""
     DTYPES: ClassVar = (torch.float32,) * 3
     """Type of each tensor."""
 
@@ -37,6 +39,10 @@ class FloatState:
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return all tensors, in the order of the fields."""
         return self.master, self.exp_avg, self.exp_avg_sq
+
+    def weights(self) -> Tensor:
+        """Return the weights, (R, O): the live tensor."""
+        return self.master
 
     def numbers(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return weights and moments: the live tensors."""

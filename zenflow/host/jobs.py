@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from zenflow.host.compact import CompactState
+from zenflow.host.float_state import FloatState
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """The C kernel's number of each dtype."""
@@ -156,6 +157,11 @@ class CatchUpJob:
     upload: Upload | None = None
     """Upload at the end of the pass; None for a pass without one."""
 
+    def on(self, state: FloatState) -> CatchUpJob:
+        """Return the job on the state of its rows, which has come to memory."""
+        master, exp_avg, exp_avg_sq = state.tensors()
+        return replace(self, master=master, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
+
     def rows(self, low: int, high: int) -> CatchUpJob:
         """Return the job on rows low..high-1 alone."""
         part = slice(low, high)
@@ -208,6 +214,10 @@ class CompactJob:
     """Distance from one row's first element to the next one's."""
     seed: int
     """64-bit number of the run and the parameter, which random bits follow from."""
+
+    def on(self, state: CompactState) -> CompactJob:
+        """Return the job on the state of its rows, which has come to memory."""
+        return replace(self, state=state)
 
     def rows(self, low: int, high: int) -> CompactJob:
         """Return the job on rows low..high-1 alone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -135,6 +136,7 @@ class ZenFlowTrainerMixin(_Mixed):
         zenflow: ZenFlowConfig | None = None,
         release: bool = True,
         stream: bool | Mapping[str, Any] = False,
+        state_dir: str | PathLike[str] | None = None,
         optimizer_options: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -147,6 +149,8 @@ class ZenFlowTrainerMixin(_Mixed):
             stream: Whether the layers' weights live on the host and visit the device, for a model
                 that does not fit it; or the arguments of `stream_weights`, such as
                 `{"resident_layers": 8}`.
+            state_dir: Folder on a local drive for the host's states, with a `topk_ratio` of 0;
+                None keeps them in memory.
             optimizer_options: Further arguments of `ZenFlowAdamW`, such as `controller`.
             **kwargs: The trainer's own arguments; no optimizer.
 
@@ -164,7 +168,7 @@ class ZenFlowTrainerMixin(_Mixed):
             self._move_model_to_device(self.model, self.args.device)
         self._zenflow = zenflow
         self._releases = release
-        self._optimizer_options = dict(optimizer_options or {})
+        self._optimizer_options = {"state_dir": state_dir, **(optimizer_options or {})}
         _check_trainer(self, release=release, streams=self._streams)
         self.add_callback(ZenFlowCallback(self))
 

@@ -14,10 +14,22 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 from zenflow.lanes.completion import Completion
 from zenflow.lanes.threads import join, start
 from zenflow.trace.recorder import Recorder
+
+
+class Loan(Protocol):
+    """Memory that a part needs, and that has to be filled first."""
+
+    @property
+    def there(self) -> Completion:
+        """Completion of the filling."""
+
+    def ask(self) -> None:
+        """Let the memory be filled: all else that the task needs is there."""
 
 
 @dataclass(slots=True, order=True)
@@ -35,7 +47,9 @@ class HostTask:
     name: str = field(compare=False)
     """Name of the task's spans in a timeline."""
     parts: list[Callable[[], None]] = field(compare=False)
-    """Parts that no thread has taken yet."""
+    """Parts that no thread has taken yet; those that need a loan come when it is there."""
+    loans: list[tuple[Loan, Callable[[], None]]] = field(compare=False)
+    """Loans that the task needs, each with its part; empty for a task on memory alone."""
     completion: Completion = field(compare=False)
     """Completion that marks the end of the task."""
     num_unfinished: int = field(compare=False)
@@ -58,6 +72,7 @@ class HostWorker:
         self._condition = threading.Condition()
         self._ready: list[HostTask] = []
         self._waiting: dict[int, HostTask] = {}
+        self._reading: dict[int, HostTask] = {}
         self._order = itertools.count()
         self._closed = False
         self._threads: list[threading.Thread] = []
@@ -80,10 +95,12 @@ class HostWorker:
         step: int,
         after: Sequence[Completion],
         rank: int = 0,
+        loans: Sequence[Loan] = (),
     ) -> None:
         """Queue a task that starts once all of `after` is done, and marks its end.
 
-        Of a step's tasks with the same deadline the lowest `rank` comes first.
+        Of a step's tasks with the same deadline the lowest `rank` comes first. Where there are
+        loans, each part waits for one of its own, which is asked for when the task could start.
         """
         awaited = [before for before in after if not before.has_succeeded]
         task = HostTask(
@@ -92,7 +109,8 @@ class HostWorker:
             order=next(self._order),
             name=name,
             step=step,
-            parts=parts,
+            parts=[] if loans else parts,
+            loans=list(zip(loans, parts, strict=True)) if loans else [],
             completion=completion,
             num_unfinished=len(parts),
             num_awaited=len(awaited) + 1,
@@ -111,11 +129,30 @@ class HostWorker:
             if task.order not in self._waiting or (error is None and task.num_awaited):
                 return  # ended already, or there is more to wait for
             del self._waiting[task.order]
-            if error is None and not self._closed:
+            is_ready = error is None and not self._closed
+            if is_ready and task.loans:
+                self._reading[task.order] = task
+            elif is_ready:
                 heapq.heappush(self._ready, task)
                 self._condition.notify(len(task.parts))
-                return
-        task.completion.fail(error or RuntimeError("the optimizer was closed"))
+        if not is_ready:
+            task.completion.fail(error or RuntimeError("the optimizer was closed"))
+        for loan, part in task.loans if is_ready else ():
+            loan.there.when_done(partial(self._fetched, task, loan.there, part))
+            loan.ask()
+
+    def _fetched(self, task: HostTask, there: Completion, part: Callable[[], None]) -> None:
+        """Let a part start whose loan is there."""
+        if there.error is not None:
+            task.completion.fail(there.error)
+            return
+        with self._condition:
+            task.parts.append(part)
+            task.num_awaited += 1
+            if task.num_awaited == len(task.loans):
+                self._reading.pop(task.order, None)
+            heapq.heappush(self._ready, task)
+            self._condition.notify()
 
     def _take(self) -> tuple[HostTask, Callable[[], None]] | None:
         """Return the next part to run, None when closed; call with the condition held."""
@@ -141,7 +178,8 @@ class HostWorker:
                 part()
             except BaseException as error:  # noqa: BLE001 - reaches step() by the completion
                 with self._condition:
-                    task.parts.clear()
+                    if not task.loans:  # parts that have a loan give it back
+                        task.parts.clear()
                 task.completion.fail(error)
                 continue
             self._recorder.add("host", task.name, started, time.perf_counter(), task.step)
@@ -156,8 +194,10 @@ class HostWorker:
         """End the threads; tasks that have not started are dropped, and waits for them fail."""
         with self._condition:
             self._closed = True
-            dropped = [*self._waiting.values(), *(task for task in self._ready if task.parts)]
+            dropped = [*self._waiting.values(), *self._reading.values()]
+            dropped += [task for task in self._ready if task.parts]
             self._waiting.clear()
+            self._reading.clear()
             self._ready.clear()
             self._condition.notify_all()
         for task in dropped:

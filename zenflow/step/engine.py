@@ -25,6 +25,7 @@ from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
 from zenflow.device.base import AbstractDevice, Arrival
 from zenflow.device.stalls import StallClock
+from zenflow.drive.lane import DriveLane
 from zenflow.host.pool import HostPool
 from zenflow.host.process import OwnProcess
 from zenflow.lanes.completion import unique, wait_all
@@ -42,7 +43,7 @@ from zenflow.step.host.rules import make_tasks
 from zenflow.step.host.schedule import HostSchedule
 from zenflow.step.host.tasks import Window
 from zenflow.step.options import EngineOptions
-from zenflow.step.reporter import Reporter, check_finite
+from zenflow.step.reporter import DriveUse, Reporter, check_finite
 from zenflow.step.same_gradients import SameGradients
 from zenflow.step.step import Step
 from zenflow.step.uploads import UploadGate
@@ -79,6 +80,7 @@ class Engine:
         largest_interval: int,
         ending: ExitStack,
         stream: WeightStream | None = None,
+        drive: DriveLane | None = None,
     ) -> None:
         """Start lanes and host threads.
 
@@ -92,6 +94,7 @@ class Engine:
             largest_interval: Largest S to allocate for.
             ending: Gets a callback to end each thread, so that all end if a later start fails.
             stream: Stream of the weights that visit the device; None where all stay there.
+            drive: Lane of the drive that the host's states are on; None where memory has them.
         """
         self.layout = layout
         self.config = config
@@ -108,7 +111,8 @@ class Engine:
         self.decisions = Decisions(controller, layout, self.calendar)
         self.probes = ControllerProbes(controller, layout, device, self.windows)
         self.recorder = Recorder(options.timeline_steps, device.seconds_of)
-        self.stalls = StallClock(device, self.recorder)
+        self.drive = drive
+        self.stalls = self._stall_clock()
         self.reporter = Reporter(device, self.stalls)
         # The lanes end last: a copy may wait for a host task, which fails when the worker ends.
         link, wait_timeout = options.link, options.wait_timeout
@@ -163,6 +167,13 @@ class Engine:
             partial(self.stalls.waiting, "d2h"),
         )
 
+    def _stall_clock(self) -> StallClock:
+        """Return the clock of stalls, which tells the host's waits for a drive from its work."""
+        if self.drive is None:
+            return StallClock(self.device, self.recorder)
+        self.drive.recorder = self.recorder
+        return StallClock(self.device, self.recorder, self.drive.starved_seconds)
+
     def _start_host(self, num_threads: int, largest_interval: int) -> None:
         """Start the host's threads, and allocate the upload buffers."""
         callers = min(POOL_CALLERS, num_threads)
@@ -208,6 +219,11 @@ class Engine:
         if self.layout.splits:
             lane.start()
         return lane
+
+    @property
+    def may_write_states(self) -> bool:
+        """Whether the host's states are this optimizer's: no checkpoint of a drive, not loaded."""
+        return self.drive is None or self.drive.folder.is_claimed
 
     @property
     def _packs(self) -> bool:
@@ -355,7 +371,9 @@ class Engine:
         probed = self.probes.read(list(gradients.important), self.calendar.next_due, number)
         landed = self._run_host(step)
         moved = (0, 0) if self.transfers is None else self.transfers.take_bytes(number)
-        self.reporter.note(step, landed, self.calendar.knobs, topk_ratio, *probed, moved)
+        self.reporter.note(
+            *(step, landed, self.calendar.knobs, topk_ratio, *probed, moved), self._wear()
+        )
         self.recorder.forget_before(number)
         self.abandon_step()
         self.step = number
@@ -363,6 +381,14 @@ class Engine:
             self.stream.end_step()
         self.decisions.ask(number, self.reporter.report)
         self.probes.follow()
+
+    def _wear(self) -> DriveUse | None:
+        """Return the drive's part in the step that ends; None without a drive."""
+        if self.drive is None:
+            return None
+        tbw = self.options.drive_tbw
+        worn = None if tbw is None else self.drive.folder.all_written_bytes / (tbw * 1e12)
+        return DriveUse(*self.drive.take_bytes(), worn)
 
     def _run_host(self, step: Step) -> list[PendingUpload]:
         """Queue the host's work, select, and return the updates that have landed in this step."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os import PathLike
 
 from zenflow.device.kernels.choice import CHOICES, KernelChoice
 from zenflow.lanes.copies import PacedLink
@@ -32,10 +33,14 @@ class EngineOptions:
     """Number of last steps whose spans are kept."""
     wait_timeout: float = 600.0
     """Seconds after which a wait is an error."""
+    state_dir: str | PathLike[str] | None = None
+    """Folder on a drive for the host's states; None keeps them in memory."""
+    drive_tbw: float | None = None
+    """Terabytes that the drive's maker warrants to be written; None where nobody says."""
 
     def __post_init__(self) -> None:
         """Check all options together."""
-        passes, threads = self.accumulation_steps, self.host_threads
+        passes, threads, tbw = self.accumulation_steps, self.host_threads, self.drive_tbw
         rules = [
             (
                 passes == 1 or self.releases,
@@ -61,6 +66,11 @@ class EngineOptions:
                 f"timeline_steps must be at least 0, got {self.timeline_steps}",
             ),
             (self.wait_timeout > 0, f"wait_timeout must be positive, got {self.wait_timeout}"),
+            (
+                tbw is None or (tbw > 0 and self.state_dir is not None),
+                f"drive_tbw={tbw} is the positive number of terabytes that state_dir's drive is "
+                "warranted for: give both, or leave it out",
+            ),
         ]
         broken = [text for holds, text in rules if not holds]
         if broken:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,18 @@ if TYPE_CHECKING:
     from zenflow.device.stalls import StallClock
     from zenflow.knobs import Knobs
     from zenflow.step.step import Step
+
+
+@dataclass(frozen=True, slots=True)
+class DriveUse:
+    """Use of a drive in one step."""
+
+    read_bytes: int
+    """Bytes of states that were read."""
+    written_bytes: int
+    """Bytes of states that were written."""
+    worn: float | None
+    """Fraction of the drive's warranty that its folder has used; None without a warranty."""
 
 
 class Reporter:
@@ -44,6 +57,7 @@ class Reporter:
         ages: list[int],
         curve: HostValues | None,
         weights: tuple[int, int] = (0, 0),
+        drive: DriveUse | None = None,
     ) -> None:
         """Note a step's facts at its end, and finish the report of the step before.
 
@@ -55,6 +69,7 @@ class Reporter:
             ages: Number of gradients in each block's window, of `ControllerProbes.read`.
             curve: Values of the energy curve, of `ControllerProbes.read`; None in a step without.
             weights: Bytes of streamed weights that have come, and gone home, since the last step.
+            drive: Use of the drive since the last step; None without a drive.
         """
         self.resolve()
         start, end = self._end_of_step, self._device.timing_mark()
@@ -65,6 +80,9 @@ class Reporter:
             h2d_bytes=sum(update.values.nbytes for update in landed) + weights[0],
             weights_d2h_bytes=weights[1],
             weights_h2d_bytes=weights[0],
+            drive_read_bytes=0 if drive is None else drive.read_bytes,
+            drive_written_bytes=0 if drive is None else drive.written_bytes,
+            drive_worn=None if drive is None else drive.worn,
             starved=step.gradients.starved,
             staleness=max((step.number - update.opened for update in landed), default=0),
             update_interval=knobs.update_interval,

@@ -35,6 +35,7 @@ from zenflow.surface.arguments import (
     least_topk_ratio_for,
     named_params,
 )
+from zenflow.surface.drive import check_on_drive, put_on_drive
 from zenflow.surface.streamed import check_streamed, stream_of
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ def start_engine(
     stream = stream_of(named)
     if stream is not None:
         check_streamed(named, config, options, is_shared=sharing is not None)
+    if options.state_dir is not None:
+        check_on_drive(config, is_shared=sharing is not None)
     device = bind(where, options.wait_timeout)
     device.kernels = kernels_for(options.kernels, where, device.kernels)
     check_same(sharing, {**settings, **own, "kernels": device.kernels.name})
@@ -109,7 +112,11 @@ def start_engine(
             largest_interval=largest,
             shards=shards,
             shares=shares,
+            on_drive=options.state_dir is not None,
         )
+        drive = None
+        if options.state_dir is not None:
+            drive = put_on_drive(layout, config, options, ending)
         engine = Engine(
             layout,
             config,
@@ -120,6 +127,7 @@ def start_engine(
             largest_interval=_longest_window(largest, deciding),
             ending=ending,
             stream=stream,
+            drive=drive,
         )
         deciding.attach(engine)
     except BaseException as error:

@@ -48,7 +48,8 @@ def plan_memory(engine: Engine) -> MemoryPlan:
     cores = bound_cores()
     on_host = [layout.slabs.num_bytes, tasks.host_bytes, upload_bytes, step_bytes]
     homes, visiting = _streamed_bytes(engine)
-    on_host += [engine.training.own_bytes, homes]
+    buffers = 0 if engine.drive is None else engine.drive.num_bytes
+    on_host += [engine.training.own_bytes, homes, buffers]
     return MemoryPlan(
         num_params=sum(param.numel() for param in params),
         split_params=split_params,
@@ -60,6 +61,8 @@ def plan_memory(engine: Engine) -> MemoryPlan:
         device_ring_bytes=ring_bytes + _gathered_bytes(engine),
         device_step_bytes=_step_bytes(layout),
         home_bytes=homes,
+        buffer_bytes=buffers,
+        drive_bytes=0 if engine.drive is None else engine.drive.folder.num_bytes,
         host_threads=engine.host_threads,
         host_cores=cores,
         host_nodes=tuple(numa_nodes(cores)),

@@ -124,8 +124,10 @@ class Weights:
 
         Raises:
             RuntimeError: Weights are not of the loaded state's checkpoint.
+            CheckpointError: The states' folder has a checkpoint that was not loaded.
         """
         if self._life.now is Life.NEW:
+            self.check_states()
             if self._source.are_changed or self.first_foreign() is not None:
                 self._source.check_kinds()
                 take_weights(self._engine)
@@ -136,6 +138,15 @@ class Weights:
         else:
             return
         self._life.now = Life.TRAINING
+
+    def check_states(self) -> None:
+        """Refuse to train where a drive has a checkpoint that nobody has loaded.
+
+        Raises:
+            CheckpointError: It has one.
+        """
+        if self._engine.drive is not None:
+            self._engine.drive.folder.claim()
 
     def _accept_checkpoint(self) -> None:
         """Go on from the weights that were loaded behind the optimizer's state.

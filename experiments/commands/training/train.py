@@ -157,6 +157,8 @@ def _new_settings(
     settings |= tuning
     if compare and "strategy" in settings:
         raise ConfigError("--compare runs its own four strategies: leave out --strategy")
+    if compare and "state_dir" in settings:
+        raise ConfigError("--compare runs four strategies, and a folder has the states of one run")
     if not compare and settings.get("start_steps"):
         raise ConfigError("--start-steps is for --compare: a single run is its own start")
     values: dict[str, Any] = {}

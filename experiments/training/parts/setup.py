@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,11 @@ from torch.optim.lr_scheduler import LambdaLR
 from experiments.training.parts.data.batches import TrainingData, make_batches, read_source
 from experiments.training.parts.data.fingerprint import fingerprint
 from experiments.training.parts.data.tokens import TextTokenizer
-from experiments.training.parts.memory_check import check_device_memory, check_host_memory
+from experiments.training.parts.memory_check import (
+    check_device_memory,
+    check_host_memory,
+    memory_of_engine,
+)
 from experiments.training.parts.models.chunked_loss import output_layer
 from experiments.training.parts.models.named import NamedModel, find_model
 from experiments.training.parts.models.pretrained import (
@@ -241,7 +245,14 @@ def make_optimizer(setup: RunSetup, controller: AbstractController | None = None
         on_cpu = setup.device.type == "cpu"
         go_home = settings.grad_accum > 1 and (setup.stream is not None or settings.offload_sums)
         sums = setup.model_bytes if go_home else 0
-        check_host_memory(setup.model, setup.config, on_cpu=on_cpu, ranks=setup.ranks, beside=sums)
+        own = memory_of_engine(setup.model, setup.config)
+        on_drive = 0 if settings.state_dir is None else own.host.state
+        check_host_memory(
+            *(setup.model, setup.config),
+            on_cpu=on_cpu,
+            ranks=setup.ranks,
+            beside=sums - on_drive,
+        )
         if not on_cpu:
             check_device_memory(setup.model, setup.config, setup.device, setup.ranks)
     trainable = [item for item in setup.model.named_parameters() if item[1].requires_grad]
@@ -254,23 +265,37 @@ def make_optimizer(setup: RunSetup, controller: AbstractController | None = None
     ]
     release, is_ddp = settings.gradients == "release", setup.ranks.parallel == "ddp"
     wanted = 0 if controller is None else controller.timeline_steps
-    return ZenFlowAdamW(
-        [group for group in groups if group["params"]],
-        lr=settings.lr,
-        betas=settings.betas,
-        eps=settings.eps,
-        config=setup.config,
-        offload_gradients="release" if release else "keep",
-        max_grad_norm=settings.max_grad_norm,
-        # Under DDP the last pass alone averages gradients.
-        accumulation_steps=settings.grad_accum if release and not is_ddp else 1,
-        offload_sums=settings.offload_sums,
-        process_group=distributed.group.WORLD if is_ddp else None,
-        link=None if settings.link is None else PacedLink(*settings.link),
-        host_threads=settings.host_threads or _host_threads(setup),
-        controller=controller,
-        timeline_steps=max(settings.timeline_steps, wanted),
-    )
+    with _naming_folder(settings.state_dir):
+        return ZenFlowAdamW(
+            [group for group in groups if group["params"]],
+            lr=settings.lr,
+            betas=settings.betas,
+            eps=settings.eps,
+            config=setup.config,
+            offload_gradients="release" if release else "keep",
+            max_grad_norm=settings.max_grad_norm,
+            # Under DDP the last pass alone averages gradients.
+            accumulation_steps=settings.grad_accum if release and not is_ddp else 1,
+            offload_sums=settings.offload_sums,
+            process_group=distributed.group.WORLD if is_ddp else None,
+            link=None if settings.link is None else PacedLink(*settings.link),
+            host_threads=settings.host_threads or _host_threads(setup),
+            controller=controller,
+            timeline_steps=max(settings.timeline_steps, wanted),
+            state_dir=settings.state_dir,
+            drive_tbw=settings.drive_tbw,
+        )
+
+
+@contextmanager
+def _naming_folder(state_dir: str | None) -> Iterator[None]:
+    """Let a folder that can't have the states be a mistake in the command."""
+    try:
+        yield
+    except ValueError as error:
+        if state_dir is None or isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"--state-dir: {error}") from error
 
 
 def _host_threads(setup: RunSetup) -> int | None:

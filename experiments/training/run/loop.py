@@ -245,15 +245,19 @@ class Training:
             "data": self.setup.fingerprint,
             **self.stepper.state(),
         }
-        save_run(
-            self.folder / CHECKPOINTS,
-            self.step,
-            state,
-            self.setup.model,
-            self.optimizer,
-            self.ranks,
-            keep_others=keep_others,
-        )
+        try:
+            save_run(
+                self.folder / CHECKPOINTS,
+                self.step,
+                state,
+                self.setup.model,
+                self.optimizer,
+                self.ranks,
+                keep_others=keep_others,
+            )
+        except CheckpointError:
+            self.optimizer.forget_checkpoint()  # the run may go on, and end before the next one
+            raise
         self.saved_step = self.step
 
     def _sync_logs(self) -> int | None:

@@ -50,7 +50,7 @@ def missing_path(name: str, flag: str) -> ConfigError:
 def located(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with absolute paths, so that their run resumes from any directory."""
     made = dict(values)
-    for key in ("data", "eval_data", "model", "profile"):
+    for key in ("data", "eval_data", "model", "profile", "state_dir"):
         name = made.get(key)
         if not isinstance(name, str):
             continue

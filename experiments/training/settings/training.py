@@ -31,6 +31,7 @@ from experiments.training.settings.sizes import MODEL_SIZES
 from experiments.training.settings.tuning import TuningSettings, tuning_errors
 from sim.models.workload import Workload
 from zenflow.config import PRESETS, ZenFlowConfig, raise_violations
+from zenflow.presets import PRESET_CHANGES
 
 DTYPES = ("float32", "bfloat16", "float16")
 GRADIENT_MODES = ("release", "keep")
@@ -119,6 +120,10 @@ class TrainSettings(TuningSettings):
     """Layers that stay on the device under --stream; auto: as many as a GPU has room for."""
     offload_activations: bool = setting(False)
     """Let layers' inputs wait on the host under --stream; of use with --checkpointing."""
+    state_dir: str | None = setting(None)
+    """Folder on a local drive for the host's states of AdamW, with --topk-ratio 0."""
+    drive_tbw: float | None = setting(None, rule=POSITIVE)
+    """Terabytes that the maker of --state-dir's drive warrants to be written; tells the wear."""
     grad_scaler: Mapping[str, float] = field(default_factory=dict)
     """Arguments of torch's ``GradScaler``, used with float16."""
     parallel: str | None = setting(None, choices=PARALLEL)
@@ -300,6 +305,7 @@ def _combination_errors(settings: TrainSettings) -> Iterator[str]:
             "they are scaled, and small ones vanish in 16 bits"
         )
     yield from _stream_errors(settings)
+    yield from _drive_errors(settings)
     if settings.parallel is None:
         return
     if ":" in settings.device:
@@ -307,6 +313,20 @@ def _combination_errors(settings: TrainSettings) -> Iterator[str]:
             f"device {settings.device!r} is one device, and each rank takes its own: leave the "
             "number out"
         )
+
+
+def _drive_errors(settings: TrainSettings) -> Iterator[str]:
+    if settings.state_dir is None:
+        if settings.drive_tbw is not None:
+            yield "--drive-tbw is of the drive that --state-dir is on: give both, or neither"
+        return
+    if settings.parallel is not None:
+        yield "--state-dir is for one process: leave out --parallel"
+    if settings.controller is not None:
+        yield "--state-dir has no tuner yet, whose simulator knows no drive: leave it out"
+    rule = {**PRESET_CHANGES[settings.strategy], **settings.knobs}
+    if rule.get("topk_ratio") != 0 or rule.get("update_rule", "exact") != "exact":
+        yield "--state-dir needs all columns on the host, and AdamW exactly: give --topk-ratio 0"
 
 
 def _stream_errors(settings: TrainSettings) -> Iterator[str]:

@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tests.zenflow.races.checker import replaced
 from tests.zenflow.races.clocks import LOCK, join, knows
 from zenflow.device.kernels.choice import reason_against_triton
+from zenflow.drive import lane
+from zenflow.drive.lane import DriveLane
 from zenflow.host.jobs import CatchUpJob, CompactJob, SumJob
 from zenflow.lanes import copies, host_worker
 from zenflow.lanes.completion import Completion
@@ -34,7 +36,8 @@ class _Notes:
 def edges(checker):
     """Let completions, copies, tasks and host jobs tell the checker."""
     with contextlib.ExitStack() as stack:
-        for patches in (_completions, _copies, _tasks, _threads, _jobs, _kernels, _kinds):
+        kinds = (_completions, _copies, _tasks, _loans, _threads, _jobs, _kernels, _kinds)
+        for patches in kinds:
             for owner, name, make in patches(checker):
                 old = vars(owner).get(name) or getattr(owner, name)
                 stack.enter_context(replaced(owner, name, make(old)))
@@ -158,7 +161,58 @@ def _tasks(checker):
 
         return learn
 
-    return [(HostWorker, "_arrived", arrived), (HostWorker, "_take", take)]
+    def fetched(old):
+        def tell(self, task, there, part):
+            with LOCK:
+                join(ready.of(task.completion), checker.thread.clock)
+            old(self, task, there, part)
+
+        return tell
+
+    return [
+        *((HostWorker, "_arrived", arrived), (HostWorker, "_take", take)),
+        (HostWorker, "_fetched", fetched),
+    ]
+
+
+def _loans(checker):
+    """Let a drive's buffers be handed over: from a user to the writer, and to the next reader."""
+    given, free = _Notes(), _Notes()
+
+    def take_back(old):
+        def tell(self, loan, *, changed):
+            with LOCK:
+                join(given.of(loan), checker.thread.clock)
+            old(self, loan, changed=changed)
+
+        return tell
+
+    def release(old):
+        def tell(self, loan):
+            with LOCK:
+                join(free.of(loan.memory), checker.thread.clock)
+            old(self, loan)
+
+        return tell
+
+    def moves(notes, of, writes):
+        def make(old):
+            def move(self, loan):
+                with LOCK:
+                    checker.thread.learn(notes.of(of(loan)))
+                checker.host_access([(loan.memory[: loan.extent.num_bytes], writes)])
+                old(self, loan)
+
+            return move
+
+        return make
+
+    return [
+        (DriveLane, "_take_back", take_back),
+        (DriveLane, "_release", release),
+        (DriveLane, "_fill", moves(free, lambda loan: loan.memory, writes=True)),
+        (DriveLane, "_store", moves(given, lambda loan: loan, writes=False)),
+    ]
 
 
 def _threads(checker):
@@ -166,8 +220,8 @@ def _threads(checker):
     ended = _Notes()
 
     def to_its_end(old):
-        def loop(self):
-            old(self)
+        def loop(self, *args):
+            old(self, *args)
             with LOCK:
                 join(ended.of(threading.current_thread()), checker.thread.clock)
 
@@ -182,9 +236,10 @@ def _threads(checker):
         return wait
 
     loops = [(CopyLane, "_loop"), (CopyLane, "_see_done"), (HostWorker, "_loop")]
+    loops.append((DriveLane, "_loop"))
     return [
         *((owner, name, to_its_end) for owner, name in loops),
-        *((module, "join", waits) for module in (copies, host_worker)),
+        *((module, "join", waits) for module in (copies, host_worker, lane)),
     ]
 
 

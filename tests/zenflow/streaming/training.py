@@ -171,9 +171,10 @@ def train(case, streamed=None, **settings):
             with optimizer.true_weights(), torch.no_grad():
                 outcome.losses.append(model.loss(99).item())
         if step == case.resumes_at:
-            optimizer = resumed(case, model, optimizer)
+            optimizer = resumed(case, model, optimizer, **settings)
     outcome.training = weights(model)
-    saved = optimizer.state_dict()["state"]
+    with optimizer.portable_states():
+        saved = optimizer.state_dict()["state"]
     outcome.state = {
         (key, name): value.clone()
         for key, values in saved.items()
@@ -188,11 +189,11 @@ def train(case, streamed=None, **settings):
     return outcome
 
 
-def resumed(case, model, optimizer):
+def resumed(case, model, optimizer, **settings):
     """Return a new optimizer that goes on from this one's state."""
     state, kept = copy.deepcopy(optimizer.state_dict()), weights(model)
     optimizer.close()
-    optimizer = case.optimizer(model)
+    optimizer = case.optimizer(model, **settings)
     model.load_state_dict(kept)
     optimizer.load_state_dict(state)
     return optimizer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -141,10 +141,7 @@ class ExactTasks(AbstractHostTasks):
             return
         queues = [self.queues[block.index] for block in blocks]
         works = [
-            RowWork(
-                block.host_shape,
-                partial(_catch_up, block.host, self.all_active(block), list(queue), None),
-            )
+            _work(block, partial(_catch_up, block.host, self.all_active(block), list(queue), None))
             for block, queue in zip(blocks, queues, strict=True)
         ]
         self.submit(
@@ -184,7 +181,7 @@ class ExactTasks(AbstractHostTasks):
         )
         make = partial(_catch_up, block.host, active, queue, upload)
         reads = [staged.lease for staged in queue]
-        return WindowWork(block, out, lease, RowWork(block.host_shape, make), reads)
+        return WindowWork(block, out, lease, _work(block, make), reads)
 
     def window_ended(self, step: Step, block: Block) -> None:
         """Free the memory of the window's gradients after the pass."""
@@ -200,6 +197,11 @@ class ExactTasks(AbstractHostTasks):
             if staged.hyper is not None and staged.factor is not None
         ]
         return stepped(block.host.copies(rows), steps)
+
+
+def _work(block: Block, make: Callable[[], HostJob]) -> RowWork:
+    on_drive = None if block.host.drive is None else block.host
+    return RowWork(block.host_shape, make, on_drive)
 
 
 def _catch_up(

@@ -13,10 +13,11 @@ from zenflow.columns.byte_memory import ByteMemory
 from zenflow.columns.device_rows import Resident
 from zenflow.columns.gradient_queue import StagedGradient
 from zenflow.columns.host_rows import MovingColumns
-from zenflow.columns.host_update import RowWork, parts_of
+from zenflow.columns.host_update import Part, RowWork, extent_parts, parts_of
 from zenflow.columns.in_flight import PendingUpload, UpdatesInFlight
 from zenflow.columns.layout import Block, Bucket, Layout, SplitParam
 from zenflow.columns.upload_pool import UploadPool
+from zenflow.drive.loan import Loan, Urgency
 from zenflow.host.pool import HostPool
 from zenflow.lanes.completion import Completion
 from zenflow.lanes.host_worker import HostWorker
@@ -260,9 +261,11 @@ class AbstractHostTasks(ABC):
         `zenflow.lanes.lease.take`.
         """
         done = Completion(f"the host's {name} of step {step}")
+        parts, loans = self._parts_of(works, (deadline, step, bucket), step)
         self.worker.submit(
             name,
-            parts_of(works, self.pool),
+            parts,
+            loans=loans,
             completion=done,
             deadline=deadline,
             step=step,
@@ -270,3 +273,11 @@ class AbstractHostTasks(ABC):
             rank=bucket,
         )
         return done
+
+    def _parts_of(
+        self, works: Sequence[RowWork], urgency: Urgency, step: int
+    ) -> tuple[list[Part], Sequence[Loan]]:
+        """Return the parts of a task, and the extents of a drive that they need."""
+        if works and works[0].on_drive is not None:
+            return extent_parts(works, self.pool, urgency, step)
+        return parts_of(works, self.pool), ()

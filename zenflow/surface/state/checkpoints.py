@@ -17,6 +17,7 @@ from zenflow.surface.life import Life, Lifetime
 from zenflow.surface.state.adamw import adamw_state, check_adamw_state, load_adamw_state
 from zenflow.surface.state.checks import ENTRY, has_steps, places_by_key, saved_engine
 from zenflow.surface.state.host_format import format_there, is_converted
+from zenflow.surface.state.on_drive import check_drive
 from zenflow.surface.state.parameter import param_state, shown_state
 from zenflow.surface.state.restart import end_windows
 from zenflow.surface.state.state_dict import add_engine_state, load_engine_state
@@ -34,6 +35,7 @@ class Checkpoints:
 
     Attributes:
         makes_compact: Whether states are compact.
+        makes_portable: Whether states have what is on a drive.
         is_filled: Whether the optimizer's `state` shows tensors.
     """
 
@@ -61,6 +63,7 @@ class Checkpoints:
         self._life = life
         self._filled_version: int | None = None
         self.makes_compact = False
+        self.makes_portable = False
 
     @property
     def is_filled(self) -> bool:
@@ -110,7 +113,9 @@ class Checkpoints:
         params = [param for group in param_groups for param in group["params"]]
         places = {i: self._places[p] for i, p in enumerate(params) if p in self._places}
         add_engine_state(
-            self._engine, self._weights, places, state_dict, is_compact=self.makes_compact
+            *(self._engine, self._weights, places, state_dict),
+            is_compact=self.makes_compact,
+            is_portable=self.makes_portable,
         )
 
     def load(
@@ -133,6 +138,7 @@ class Checkpoints:
         saved = saved_engine(state_dict)
         order = places_by_key(param_groups, self._places, state_dict)
         if saved is None:
+            check_drive(engine, {}, has_steps=True)
             check_adamw_state(order, state_dict)
             load_adamw_state(engine, order, state_dict)
         else:

@@ -16,6 +16,7 @@ from zenflow.errors import CheckpointError
 from zenflow.rule.blocks import important_count
 from zenflow.surface.state.compact import LEFT_OUT, rows_in_flight
 from zenflow.surface.state.host_format import depth_of, is_converted, tensors_there
+from zenflow.surface.state.on_drive import check_drive
 from zenflow.surface.state.parameter import (
     LANDING,
     WHOLE,
@@ -120,10 +121,14 @@ def check_state(
     """
     _check_config(engine, saved)
     _check_layout(engine, saved)
-    for key, place in order.items() if has_steps(state_dict, saved) else ():
+    is_started = has_steps(state_dict, saved)
+    is_in_place = check_drive(engine, saved, has_steps=is_started)
+    for key, place in order.items() if is_started else ():
         have = state_dict["state"].get(key, {})
         want = _compact_shapes(engine, place, saved, _shapes(engine, place, saved["topk_ratio"]))
-        if isinstance(place, SplitParam) and is_converted(engine, saved):
+        if isinstance(place, SplitParam) and is_in_place:
+            want = {n: shape for n, shape in want.items() if n not in place.host.state.NAMES}
+        elif isinstance(place, SplitParam) and is_converted(engine, saved):
             want = tensors_there(place, saved, want)
         wrong = [
             name for name, shape in want.items() if name not in have or have[name].shape != shape
@@ -153,7 +158,10 @@ def _shapes(
     engine: Engine, place: SplitParam | Resident, topk_ratio: float
 ) -> dict[str, torch.Size]:
     """Return the shapes that `param_state` has in a layout of this ratio."""
-    shown = shown_state(place, param_state(engine, place))
+    tensors = param_state(engine, place)
+    if isinstance(place, SplitParam):
+        tensors |= place.host.state_by_name()
+    shown = shown_state(place, tensors)
     shapes = {name: tensor.shape for name, tensor in shown.items()}
     if isinstance(place, Resident):
         return shapes

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from zenflow.columns.host_rows import RowState
 from zenflow.columns.layout import SplitParam
 from zenflow.config import ZenFlowConfig
+from zenflow.drive.extents import RowState
 from zenflow.host.compact import CompactState
 from zenflow.host.float_state import FloatState
 from zenflow.step.host.exact import ExactTasks
@@ -49,18 +49,18 @@ def tensors_there(
         saved: The engine's part of the state.
         shapes: Shapes that the entry has in the engine's own format.
     """
-    own, kind = split.host.tensors(), _kind(saved)
-    others = {name: shape for name, shape in shapes.items() if name not in own or name == "step"}
+    own, kind = type(split.host.state).NAMES, _kind(saved)
+    others = {name: shape for name, shape in shapes.items() if name not in own}
     num_rows = shapes["step"][0]
     widths = zip(kind.NAMES, kind.widths(split.whole_rows), strict=True)
     return others | {name: torch.Size([num_rows, width]) for name, width in widths}
 
 
-def convert(split: SplitParam, saved: Mapping[str, Any], entry: Mapping[str, Tensor]) -> None:
-    """Take weights and moments of the other format up, rounded to nearest where it has more."""
+def take_up(split: SplitParam, saved: Mapping[str, Any], entry: Mapping[str, Tensor]) -> None:
+    """Take weights and moments up; those of the other format are rounded where it has more."""
     kind = _kind(saved)
     tensors = [taken_part(split, name, entry[name]).to("cpu") for name in kind.NAMES]
-    split.host.convert(kind(*tensors))
+    split.host.take_up(kind(*tensors))
 
 
 def tell_of_conversion(engine: Engine, saved: Mapping[str, Any]) -> None:

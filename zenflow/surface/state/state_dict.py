@@ -30,11 +30,11 @@ from zenflow.surface.state.compact import (
     rows_in_flight,
 )
 from zenflow.surface.state.host_format import (
-    convert,
     depth_of,
-    is_converted,
+    take_up,
     tell_of_conversion,
 )
+from zenflow.surface.state.on_drive import open_checkpoint, portable_states, reference
 from zenflow.surface.state.parameter import (
     LANDING,
     TRAINING,
@@ -59,6 +59,7 @@ def add_engine_state(
     state_dict: dict[str, Any],
     *,
     is_compact: bool = False,
+    is_portable: bool = False,
 ) -> None:
     """Add the engine's part to torch's part of a state; live parameters' entries do not change.
 
@@ -70,6 +71,7 @@ def add_engine_state(
         places: Every trainable parameter's place by its number in torch's part.
         state_dict: Torch's part, changed.
         is_compact: Whether to make a compact state, where one rank can.
+        is_portable: Whether the state has what is on a drive, in place of a reference to it.
     """
     states, left_out = state_dict["state"], {}
     if states:
@@ -86,6 +88,14 @@ def add_engine_state(
             landing = shown_state(place, {LANDING: landing_weight(engine, place)})
             states[index] = {**states[index], **landing}
     saved = _engine_state(engine)
+    if engine.drive is not None and states:
+        if is_portable:
+            whole = portable_states(engine)
+            for index, place in places.items():
+                if isinstance(place, SplitParam) and index in states:
+                    states[index] = {**states[index], **whole[place]}
+        else:
+            saved |= reference(engine)
     if left_out:
         saved[LEFT_OUT] = [left_out[split] for split in engine.layout.splits]
     state_dict["param_groups"][0][ENTRY] = json.dumps(saved)
@@ -195,11 +205,13 @@ def _load_params(
 ) -> None:
     """Set every parameter's tensors, and the device's weights that follow from these."""
     left_out = _left_out(engine, saved)
+    is_in_place = open_checkpoint(engine, saved)
     for key, place in order.items():
         lacks = {LANDING, *left_out.get(place, ())}
-        if isinstance(place, SplitParam) and is_converted(engine, saved):
-            convert(place, saved, states[key])
-            lacks.update(type(place.host.state).NAMES)
+        if isinstance(place, SplitParam):
+            if not is_in_place:
+                take_up(place, saved, states[key])
+            lacks.update(place.host.state.NAMES)
         for name, tensor in param_state(engine, place).items():
             if name not in lacks:
                 tensor.copy_(taken_part(place, name, states[key][name]))

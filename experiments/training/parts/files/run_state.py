@@ -15,8 +15,8 @@ from experiments.training.parts.ranks.ranks import Ranks
 from zenflow.errors import CheckpointError
 from zenflow.optimizer import ZenFlowAdamW
 
-_MASTERS = {"master", "master_high"}
-"""Names of a state's tensors of which an entry with masters has one."""
+_DECIDING = {"master", "training_weight", "master_high"}
+"""Names of a state's tensors of which an entry has one that decides the parameter's weights."""
 
 
 def save_run(
@@ -80,14 +80,15 @@ def model_part(
     Args:
         model: The model.
         optimizer: Its optimizer.
-        entries: Of the optimizer's state by the parameter's number. One with masters decides the
-            parameter's weights; float32 ones that the device updates whole have none.
+        entries: Of the optimizer's state by the parameter's number. One with masters, or weights
+            of training, decides the parameter's weights; float32 ones that the device updates
+            whole have none.
 
     Returns:
         The rest as "model", and dtype and shape by name of what was left out as "model_left_out".
     """
     params = [param for group in optimizer.param_groups for param in group["params"]]
-    known = {id(params[number]) for number, entry in entries.items() if _MASTERS & entry.keys()}
+    known = {id(params[number]) for number, entry in entries.items() if _DECIDING & entry.keys()}
     kept, left_out = {}, {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) in known:

@@ -22,7 +22,7 @@ FREE_TO_CHANGE = frozenset(
         "steps", "epochs", "device", "link", "host_threads", "device_threads", "checkpoint",
         "save_every", "save_minutes", "eval_every", "eval_batches", "timeline_steps", "gradients",
         "parallel", "bind_cores", "memory_check", "stream", "resident_layers",
-        "offload_sums", "offload_activations",
+        "offload_sums", "offload_activations", "state_dir", "drive_tbw",
     }
 )  # fmt: skip
 """Settings on which the weights don't depend (steps do under a schedule: see ``changes``).

@@ -1,0 +1,1 @@
+"""States on a drive: bits, traffic, crashes, faults."""
