@@ -11,6 +11,7 @@ d2h        grads
 h2d        params
 weights *  weights (streamed), to the host (d2h) or the device (h2d)
 host       accumulate, adam
+drive      read, write: states on a drive
 =========  ====================================================
 """
 

@@ -62,12 +62,12 @@ def shake(monkeypatch, draw):
         monkeypatch.setattr(disk, name, slow)
 
 
-def check(seed, state_dir, monkeypatch, streamed=None):
+def check(seed, state_dir, monkeypatch, streamed=None, **settings):
     case = drawn(seed)
     reference = train(case)
     shake(monkeypatch, random.Random(seed))
     watched = Watched(monkeypatch)
-    found = train(case, streamed, state_dir=state_dir, host_threads=1 + seed % 2)
+    found = train(case, streamed, state_dir=state_dir, host_threads=1 + seed % 2, **settings)
     assert found.differs_from(reference) == []
     assert watched.most_in_memory <= lane.NUM_BUFFERS
 
@@ -86,6 +86,11 @@ def test_more_random_trainings(seed, state_dir, monkeypatch):
 @pytest.mark.parametrize("seed", [200, 201, 202])
 def test_streamed_weights_with_states_on_a_drive(seed, state_dir, monkeypatch):
     check(seed, state_dir, monkeypatch, {"slots": 2, "resident_layers": seed % 2})
+
+
+def test_sums_of_micro_batches_that_wait_on_the_host(state_dir, monkeypatch):
+    assert drawn(6).accumulation == 2
+    check(6, state_dir, monkeypatch, offload_sums=True)
 
 
 def test_the_fallback_in_torch(state_dir, monkeypatch):
