@@ -81,7 +81,7 @@ def put_on_drive(
     Raises:
         ValueError: The folder can't be used.
         CheckpointError: What the folder has is damaged.
-        MemoryError: the host has no memory for the buffers.
+        MemoryError: The host has no memory for the buffers.
     """
     assert options.state_dir is not None
     folder_path = Path(options.state_dir).expanduser().absolute()

@@ -15,9 +15,8 @@ from zenflow.drive import disk, extents
 CALLS = ("allocate", "write", "sync_data", "write_synced", "rename", "sync_folder")
 """Calls that change the drive."""
 MOMENTS = ("before", "half", "after")
-STEPS, EVERY = 60, 2
-MOST_STEPS = 6
-"""Steps after which a process that should have died ends."""
+EVERY, MOST_STEPS = 2, 6
+"""Steps between checkpoints, and those after which a process that should have died ends."""
 
 
 def die():
@@ -52,7 +51,7 @@ def kill_at(name, number, moment):
     setattr(disk, name, call)
 
 
-def train(folder, config, crash=None, seconds=None):
+def train(folder, config, steps, crash=None, seconds=None):
     """Go on from the last checkpoint to the end, unless the process dies before.
 
     `crash` names the call at which it does, and `seconds` the time after which it does.
@@ -86,7 +85,7 @@ def train(folder, config, crash=None, seconds=None):
         optimizer.load_state_dict(state["optimizer"])
         first = state["step"]
     is_last = crash is None and seconds is None
-    last = STEPS if is_last else min(STEPS, first + MOST_STEPS)
+    last = steps if is_last else min(steps, first + MOST_STEPS)
     for step in range(first, last):
         model.loss(step).backward()
         optimizer.step()
@@ -98,7 +97,7 @@ def train(folder, config, crash=None, seconds=None):
             os.replace(folder / "saved.new", saved)
             if crash == ("save", 1, "after"):
                 die()
-    if last == STEPS:
+    if last == steps:
         with optimizer.true_weights():
             torch.save(model.state_dict(), folder / "end.pt")
     optimizer.close()

@@ -72,18 +72,18 @@ def check(seed, state_dir, monkeypatch, streamed=None, **settings):
     assert watched.most_in_memory <= lane.NUM_BUFFERS
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(7))
 def test_a_random_training(seed, state_dir, monkeypatch):
     check(seed, state_dir, monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10, 110))
+@pytest.mark.parametrize("seed", range(7, 107))
 def test_more_random_trainings(seed, state_dir, monkeypatch):
     check(seed, state_dir, monkeypatch)
 
 
-@pytest.mark.parametrize("seed", [200, 201, 202])
+@pytest.mark.parametrize("seed", [200, 201])
 def test_streamed_weights_with_states_on_a_drive(seed, state_dir, monkeypatch):
     check(seed, state_dir, monkeypatch, {"slots": 2, "resident_layers": seed % 2})
 
