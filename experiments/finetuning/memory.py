@@ -34,6 +34,8 @@ _STAND_IN = "rtx4090-desktop"
 """A machine with a GPU: the parts that are asked for are the same on any."""
 _OF_A_GPU = ("framework", "allocator's reserve")
 """Parts that a CPU in the device's place does not have."""
+_STATES = ("optimizer state", "pageable")
+"""Part that a drive has in the host's place."""
 _LEAST_SHOWN = 0.01
 """Smallest share of a place's sum that has a line of its own."""
 
@@ -99,6 +101,13 @@ class Placed:
         """Bytes of all weights."""
         return sum(p.nbytes for p in self.model.parameters())
 
+    @property
+    def on_drive(self) -> int:
+        """Bytes of the host's states that are on a drive."""
+        if self.settings.run.state_dir is None:
+            return 0
+        return memory_of_engine(self.model, self.settings.config).host.state
+
 
 def expect(run: Placed, folder: Path, *, has_one: bool) -> ExpectedMemory:
     """Return the memory that a run will take, and refuse checkpoints that have no room.
@@ -113,7 +122,7 @@ def expect(run: Placed, folder: Path, *, has_one: bool) -> ExpectedMemory:
     """
     settings, weights = run.settings, run.weights
     engine = memory_of_engine(run.model, settings.config)
-    size = checkpoint_bytes(engine) + weights
+    size = checkpoint_bytes(engine) - run.on_drive + weights
     told = "checkpoint: none (--no-checkpoint)"
     if settings.run.checkpoint:
         told = check_room(size, free_space(folder), folder, has_one=has_one)
@@ -126,10 +135,12 @@ def expect(run: Placed, folder: Path, *, has_one: bool) -> ExpectedMemory:
             (
                 Part("weights", "device", weights),
                 Part("optimizer", "device", beside),
-                Part("optimizer", "pageable", plan.host_bytes),
+                Part("optimizer", "pageable", plan.host_bytes - run.on_drive),
             ),
             False,
         )
+    if run.on_drive:
+        parts = tuple(part for part in parts if (part.name, part.place) != _STATES)
     if run.device.type == "cpu":
         parts = tuple(part for part in parts if part.name not in _OF_A_GPU)
     return ExpectedMemory(parts=parts, checkpoint=size, activations=activations, told_of_disk=told)
@@ -166,7 +177,7 @@ def check(placed: Placed) -> None:
         return
     on_cpu, streams = placed.device.type == "cpu", placed.streams is not None
     sums_wait = run.grad_accum > 1 and (streams or run.offload_sums)
-    beside = placed.weights * ((on_cpu or streams) + sums_wait)
+    beside = placed.weights * ((on_cpu or streams) + sums_wait) - placed.on_drive
     check_host_memory(placed.model, config, on_cpu=on_cpu, beside=beside)
     if not on_cpu:
         there = 0 if streams else placed.weights

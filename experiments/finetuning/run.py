@@ -29,6 +29,7 @@ from experiments.finetuning.trainer import (
     shape_of,
 )
 from experiments.output.progress import Reporter
+from experiments.training.parts.first_checks import check_new_states
 from experiments.training.parts.setup import choose_device, use_threads
 from experiments.training.run.stop import StopRequest
 from zenflow.errors import ConfigError
@@ -64,6 +65,8 @@ def fine_tune(
     """
     _quiet()
     checkpoint = last_checkpoint(folder) if resume else None
+    if not resume:
+        check_new_states(settings.run.state_dir)
     device = _device(settings)
     placed = memory.Placed.of(settings, shape_of(settings), device)
     memory.check(placed)

@@ -24,8 +24,9 @@ SHARED = frozenset(
         "strategy", "eval_data", "sequence", "batch_size", "grad_accum", "steps", "epochs", "lr",
         "betas", "eps", "weight_decay", "schedule", "warmup", "max_grad_norm", "gradients",
         "dtype", "checkpointing", "offload_sums", "stream", "resident_layers",
-        "offload_activations", "device", "host_threads", "device_threads", "seed",
-        "memory_check", "checkpoint", "save_every", "save_minutes", "eval_every",
+        "offload_activations", "state_dir", "drive_tbw", "device", "host_threads",
+        "device_threads", "seed", "memory_check", "checkpoint", "save_every", "save_minutes",
+        "eval_every",
     }
 )  # fmt: skip
 """Settings of ``zenflow train`` that mean the same here."""

@@ -182,7 +182,7 @@ def make_trainer(
         ConfigError: TRL or the mixin refuse a setting.
     """
     run = settings.run
-    options: dict[str, Any] = {"offload_sums": run.offload_sums}
+    options: dict[str, Any] = {"offload_sums": run.offload_sums, "drive_tbw": run.drive_tbw}
     if run.host_threads is not None:
         options["host_threads"] = run.host_threads
     try:
@@ -195,6 +195,7 @@ def make_trainer(
             zenflow=settings.config,
             release=run.gradients == "release",
             stream=False if streams is None else streams,
+            state_dir=run.state_dir,
             optimizer_options=options,
         )
     except (ValueError, MemoryError) as error:

@@ -38,6 +38,30 @@ def check_first(settings: TrainSettings) -> None:
     _check_model(settings.model, settings.sequence)
 
 
+def check_new_states(state_dir: str | None) -> None:
+    """Refuse a folder that can't have the states of a new run.
+
+    Raises:
+        ConfigError: It is no folder of a drive, or has a run's checkpoint.
+    """
+    if state_dir is None:
+        return
+    from zenflow.drive.lock import check_folder
+    from zenflow.drive.manifest import Manifest
+
+    path = Path(state_dir)
+    try:
+        check_folder(path)
+    except ValueError as error:
+        raise ConfigError(f"--state-dir: {error}") from error
+    found = Manifest.load(path)
+    if found is not None and found.newest is not None:
+        raise ConfigError(
+            f"--state-dir {path} has the checkpoint of step {found.newest.step}, which a new run "
+            "would overwrite: go on with its run by --resume, or give an empty folder"
+        )
+
+
 def _check_model(name: str, sequence: int) -> None:
     """Refuse a model's name that is neither a size, nor a path that is there, nor the hub's.
 

@@ -19,6 +19,7 @@ from experiments.training.parts.files.checkpoint import (
 )
 from experiments.training.parts.files.results import remove_results
 from experiments.training.parts.files.step_log import read_steps
+from experiments.training.parts.first_checks import check_new_states
 from experiments.training.parts.ranks.ranks import ALONE, Ranks
 from experiments.training.parts.setup import RunSetup, build_setup, describe
 from experiments.training.run.loop import MODEL, Outcome, Training
@@ -60,6 +61,8 @@ def run(
         _check_can_resume(settings, folder)
         checkpoint = load_checkpoint(folder / CHECKPOINTS, ranks)
         rows = read_steps(folder / "steps.jsonl")
+    else:
+        check_new_states(settings.state_dir)
     setup = build_setup(settings, ranks=ranks)
     if checkpoint is not None:
         check_same_run(setup, checkpoint)  # before any file of the run is touched

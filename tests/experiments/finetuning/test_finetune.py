@@ -210,6 +210,22 @@ def test_streamed_layers_end_with_the_same_bits(folder, flags, tmp_path):
     assert are_equal(tmp_path / "here", tmp_path / "streamed")
 
 
+def test_a_run_with_states_on_a_drive_that_ctrl_c_ended_has_the_same_bits(
+    flags, tmp_path, state_dir, interrupted
+):
+    flags = (*flags, "--topk-ratio", 0)
+    tuned(tmp_path / "memory", *flags)
+    more = ("--state-dir", state_dir, "--drive-tbw", 600)
+    assert interrupted(3, tmp_path / "drive", *flags, *more).exit_code == 130
+    again = finetune("--resume", tmp_path / "drive")
+    assert again.exit_code == 0, again.output
+    assert losses(tmp_path / "memory") == losses(tmp_path / "drive")
+    assert are_equal(tmp_path / "memory", tmp_path / "drive")
+    others = finetune("--out", tmp_path / "other", *flags, *more)
+    assert others.exit_code == 2
+    assert "has the checkpoint of step" in others.output
+
+
 def test_what_is_pushed_is_the_model_and_nothing_of_this_machine(flags, tmp_path, monkeypatch):
     from huggingface_hub.utils import filter_repo_objects
 

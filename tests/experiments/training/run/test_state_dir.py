@@ -71,12 +71,10 @@ def test_a_save_that_fails_leaves_the_one_before(tmp_path, flags, state_dir, mon
 def test_a_folder_that_another_run_has(tmp_path, flags, state_dir):
     more = ["--steps", 2, "--state-dir", state_dir]
     trained(tmp_path / "one", *flags, *more)
-    text = ended(1, *flags, "--out", tmp_path / "two", *more)
+    text = ended(2, *flags, "--out", tmp_path / "two", *more)
     assert "has the checkpoint of step 2" in text
     assert "--resume" in text
-    text = ended(2, *flags, "--out", tmp_path / "three", *more, "--host-state", "compact")
-    assert "--state-dir: " in text
-    assert "another run, at step 2" in text
+    assert not (tmp_path / "two" / "config.json").exists()
 
 
 @pytest.mark.parametrize(
