@@ -6,6 +6,7 @@ import time
 from fractions import Fraction
 
 import pytest
+import torch
 
 from tests.models import TINY, TinyStack, closing
 from tests.zenflow.runs import make, take_steps
@@ -138,6 +139,19 @@ def test_a_step_that_waits_for_the_drive_says_so(state_dir, monkeypatch):
         take_steps(model, optimizer, range(3, 6))
         stalls = optimizer.report.stalls
         assert stalls["drive"] > max(before + 0.05, stalls.get("host", 0.0))
+
+
+def test_states_are_written_once_before_the_first_step(state_dir):
+    """A trainer loads a new optimizer's own state, and nothing is written for that."""
+    model, optimizer = begin(state_dir)
+    with closing(optimizer):
+        states = sum(extent.num_bytes for extent in optimizer._engine.drive.extents)
+        optimizer.load_state_dict(optimizer.state_dict())
+        assert settle(optimizer) == (0, states)
+        with torch.no_grad():
+            next(iter(model.parameters())).mul_(2.0)
+        optimizer.load_state_dict(optimizer.state_dict())  # which is of other weights now
+        assert settle(optimizer)[1] > states
 
 
 # ---- order --------------------------------------------------------------------------------------

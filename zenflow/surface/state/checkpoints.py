@@ -142,7 +142,11 @@ class Checkpoints:
             check_adamw_state(order, state_dict)
             load_adamw_state(engine, order, state_dict)
         else:
-            load_engine_state(engine, order, self._weights, state_dict, saved)
+            untouched = self._life.now is Life.NEW and not self._source.are_changed
+            load_engine_state(
+                *(engine, order, self._weights, state_dict, saved),
+                is_new=untouched and not engine.step,
+            )
         is_new = saved is None or not has_steps(state_dict, saved)
         self._life.now = Life.NEW if is_new else Life.LOADED
         self._weights.go_on()

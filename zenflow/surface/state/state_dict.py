@@ -137,6 +137,8 @@ def load_engine_state(
     weights: Weights,
     state_dict: Mapping[str, Any],
     saved: Mapping[str, Any],
+    *,
+    is_new: bool = False,
 ) -> None:
     """Take up a state; afterwards training's weights are on the device.
 
@@ -148,6 +150,8 @@ def load_engine_state(
         weights: The swap between weights of training and true weights.
         state_dict: State of the optimizer's `state_dict`, on any device.
         saved: The engine's part of the state.
+        is_new: Whether the engine is as it was made, and the model's weights are too. A trainer
+            loads such an optimizer's own state, and a drive would be written once more.
     """
     with engine.layout.shares.all_or_none():
         check_state(engine, order, state_dict, saved)
@@ -155,13 +159,14 @@ def load_engine_state(
         tell_of_conversion(engine, saved)
         engine.decisions.controller.load_state_dict(saved["controller"])  # first: it may refuse
     is_started = has_steps(state_dict, saved)
-    if not is_started:
+    stays = is_new and not is_started and engine.drive is not None
+    if not is_started and not stays:
         take_weights(engine)  # a change of k writes some of them
     if engine.layout.topk_ratio != saved["topk_ratio"]:
         engine.resize(saved["topk_ratio"])
     if is_started:
         _load_params(engine, order, state_dict["state"], saved)
-    else:
+    elif not stays:
         restart(engine)
     engine.step = int(saved["step"])
     engine.calendar.load_state_dict(saved["calendar"])
