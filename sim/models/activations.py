@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sim.models.families import Layer
 from sim.models.kernels import KERNELS
 from sim.models.recomputation import kept_products
+from sim.models.shapes.parts import Layer
 from sim.models.workload import Workload
 
 LOSS_PARTS = 8
@@ -67,7 +67,7 @@ class Activations:
             if index == len(work.layers) - 1:
                 each = work.hidden * (self._norm_bytes(is_gated) + work.dtype_bytes)
                 each += self._kept_logit * work.vocabulary
-            elif not layer.attention_width:
+            elif not layer.is_inner:
                 each = 8.0 + (0 if is_gated else work.hidden)
             elif again:
                 each = work.dtype_bytes * (work.hidden + sum(self._outputs_kept(layer)))
@@ -85,15 +85,14 @@ class Activations:
         factor, the product; each routed expert also its own copy of the input, and its output.
         """
         work = self.workload
-        size, width, query = work.dtype_bytes, work.hidden, layer.attention_width
-        attention = width + 2.0 * query * (1.0 + work.num_key_value_heads_share)
+        size, width, mixer = work.dtype_bytes, work.hidden, layer.mixer
+        attention = 0 if mixer is None else width + mixer.width
         is_gated = layer.is_gated
         kept_gate = KERNELS[work.kernels].kept_gate if is_gated else 2.0
-        feed_forward = width + kept_gate * work.inner_width(layer)
-        gates = [p for p, _ in layer.gates if p.name.startswith("experts.")]
-        feed_forward += 2.0 * width * sum(p.active for p in gates)
-        norms = work.normed_width(layer) * self._norm_bytes(is_gated)
-        kept = norms + size * (attention + feed_forward) + self._kept_scores(is_gated)
+        feed_forward = width + kept_gate * layer.inner_width if layer.inner_width else 0.0
+        feed_forward += 2.0 * width * layer.routed
+        norms = layer.normed_width * self._norm_bytes(is_gated)
+        kept = norms + size * (attention + feed_forward) + self._kept_scores(layer)
         return kept + 2.0 * width * work.dropouts[0]
 
     def _outputs_kept(self, layer: Layer) -> tuple[float, float]:
@@ -107,10 +106,10 @@ class Activations:
             return 0.0, 0.0
         read, last = kept_products(layer)
         is_kept = last is not None and work.kernels != "compiled"
-        used = layer.attention_width + sum(p.shape[0] for p in read)
+        used = (layer.mixer.outputs if layer.mixer else 0) + sum(p.shape[0] for p in read)
         return float(used), float(last.shape[0]) if last is not None and is_kept else 0.0
 
-    def _kept_scores(self, is_gated: bool) -> float:
+    def _kept_scores(self, layer: Layer) -> float:
         """Return the bytes of scores that eager attention keeps for each token of a layer.
 
         Plain families keep softmax's output, and with dropout its mask and its output: 5 bytes in
@@ -118,23 +117,24 @@ class Activations:
         transformers' eager modules, and its cast is kept as well.
         """
         work = self.workload
-        if work.attention != "eager":
+        mixer, is_gated = layer.mixer, layer.is_gated
+        if work.attention != "eager" or mixer is None or not mixer.is_attention:
             return 0.0
         size = work.dtype_bytes
         each = size + work.dropouts[1] * (size + 1.0)
         if is_gated:
             each = 4.0 + (size if size < 4 else 0.0)
-        return each * work.num_heads * work.sequence
+        return each * mixer.heads * work.sequence
 
     def leaving_bytes(self) -> list[float]:
         """Return the bytes of each layer's activations that wait on the host, in order.
 
-        All that layers with attention keep, but for the last ones'.
+        All that layers between embedding and head keep, but for the last ones'.
         """
         work = self.workload
         if not work.offloads_activations:
             return [0.0] * len(work.layers)
-        inner = [index for index, layer in enumerate(work.layers) if layer.attention_width]
+        inner = [index for index, layer in enumerate(work.layers) if layer.is_inner]
         away = set(inner[:-_RESIDENT_LAYERS])
         kept = self.kept_bytes()
         return [size if index in away else 0.0 for index, size in enumerate(kept)]
@@ -178,7 +178,7 @@ class Activations:
             kept = [
                 size
                 for size, layer, redone in zip(kept, work.layers[:-1], again, strict=True)
-                if redone or not layer.attention_width
+                if redone or not layer.is_inner
             ]
         return max(kept, default=0.0)
 
@@ -224,7 +224,7 @@ class Activations:
         each = [
             self._kept_per_token(layer) - self._there_already(layer)
             for layer in work.distinct_layers
-            if layer.attention_width
+            if layer.is_inner
         ]
         return work.tokens * max(each, default=0.0)
 
@@ -245,9 +245,9 @@ class Activations:
         """
         work = self.workload
         each = [
-            work.inner_width(layer)
+            layer.inner_width
             * (KERNELS[work.kernels].gate_gradients if layer.is_gated else 2.0)
             for layer in work.distinct_layers
-            if layer.attention_width
+            if layer.is_inner
         ]
         return work.tokens * work.dtype_bytes * (max(each, default=0.0) + work.hidden)

@@ -1,66 +1,116 @@
-"""Parameter shapes of a model, from its config.json alone: which tensors, layer by layer.
+"""Families: what a config.json says of its model, by the family that its `model_type` names.
 
-Covers the Llama family (with Mistral, Qwen2 and its biases, Qwen3, text-only Gemma, Phi-3 and
-Phi-4, Mixtral and Qwen2-MoE experts), GPT-2, OPT and BERT, as Hugging Face's language models hold
-them. Matrices are (O, I), as the gradient of a linear layer is: I is the input channel, the
-engine's column.
+Covered are decoders that transformers has, and BERT; of a model that reads pictures or sound too
+its text part. Tensors are those of transformers' own classes, to the last parameter.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 
-from sim.models.fields import Config, check, first_of
+from sim.models.shapes.decoder import decoder, mimo
+from sim.models.shapes.dense import DENSE
+from sim.models.shapes.gpt import OTHERS, STYLES
+from sim.models.shapes.hybrid import hybrid
+from sim.models.shapes.hybrids import HYBRIDS, lfm2
+from sim.models.shapes.mixtures import MIXTURES
+from sim.models.shapes.parts import Layer
+from sim.models.shapes.reading import Config, Reading
+from sim.models.shapes.style import Style
+from sim.models.shapes.text_part import Part, text_part
+
+FAMILIES: Mapping[str, Callable[[Reading], list[Layer]]] = {
+    **{kind: partial(decoder, style=style) for kind, style in {**DENSE, **MIXTURES}.items()},
+    **OTHERS,
+    **{kind: partial(hybrid, family=family) for kind, family in HYBRIDS.items()},
+    "lfm2": lfm2,
+    "mimo": partial(mimo, style=DENSE["qwen2"]),
+}
+"""Layers of each `model_type` of a config.json, as a function of the file."""
+
+LOGIT_SCALES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+"""Fields of transformers' configurations by which a model changes its logits behind the layer."""
+_USUAL_SCALES = {
+    "gemma2": {"final_logit_softcapping": 30.0}, "vaultgemma": {"final_logit_softcapping": 30.0},
+    "nanochat": {"final_logit_softcapping": 15.0}, "cohere": {"logit_scale": 0.0625},
+    "cohere2": {"logit_scale": 0.0625},
+}  # fmt: skip
+"""Defaults of `LOGIT_SCALES` in transformers, by family."""
+_LEARNED = {
+    "opt": "max_position_embeddings", "bert": "max_position_embeddings",
+    **{kind: style.positions for kind, style in STYLES.items() if style.positions},
+}  # fmt: skip
+"""Field with the number of learned positions, by family; a token beyond them stops the forward."""
+_DROPOUTS: Mapping[str, Mapping[str, float]] = {
+    "opt": {"dropout": 0.1, "attention_dropout": 0.0},
+    "bert": {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
+    "falcon": {"hidden_dropout": 0.0, "attention_dropout": 0.0},
+    **{
+        kind: dict.fromkeys(style.dropouts[:2], style.dropouts[2])
+        for kind, style in STYLES.items()
+    },
+}
+"""Fields of a configuration that say how often outputs and scores are dropped, with defaults."""
+_USUAL_DROPOUT = {"seed_oss": 0.1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
-    """One weight or bias tensor."""
+class Model:
+    """A config.json's model: its layers, and facts of it that its work depends on."""
 
-    name: str
-    shape: tuple[int, ...]
-    active: float = 1.0
-    """Share of tokens that compute with it: below 1 for the experts of a mixture."""
+    kind: str
+    """Family whose shapes it has."""
+    layers: tuple[Layer, ...]
+    """Layers in the order of forward; a tied output layer has no tensor of its own."""
+    is_causal: bool
+    """Whether a token attends to earlier ones alone."""
+    dropouts: tuple[bool, bool]
+    """Whether a layer's outputs, and attention's scores, go through dropout."""
+    scales_logits: bool
+    """Whether the model changes its logits behind the output layer, as by a soft cap."""
+    stored_as: str | None
+    """Method by which the file's weights are quantised; None where they are not."""
+    positions: int | None
+    """Number of positions that it was made for; None where the file has none."""
+    learned: str | None
+    """Field with the number of learned positions; None where they are not learned."""
+    notes: tuple[str, ...]
+    """Sentences on what was left out or taken for granted."""
 
-    @property
-    def numel(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
 
+def read_model(config: Config) -> Model:
+    """Return the model of a config.json.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
-    """Tensors that are used together, in the order of the forward pass."""
+    Raises:
+        ConfigError: The family is not known, or a field that is read is missing or can't be.
 
-    name: str
-    parameters: tuple[Parameter, ...]
-    attention_width: int = 0
-    """Width of queries over all heads; 0 for a layer without attention."""
-
-    @property
-    def numel(self) -> int:
-        """Number of elements of all tensors."""
-        return sum(parameter.numel for parameter in self.parameters)
-
-    @property
-    def gates(self) -> list[tuple[Parameter, float]]:
-        """Matrices that make gates, and how wide these are."""
-        named = [p for p in self.parameters if p.name.endswith("gate_proj.weight")]
-        both = [p for p in self.parameters if p.name.endswith("gate_up_proj.weight")]
-        return [*((p, float(p.shape[0])) for p in named), *((p, p.shape[0] / 2) for p in both)]
-
-    def without(self, prefixes: tuple[str, ...]) -> Layer:
-        """Return the layer without the tensors whose names begin so."""
-        return replace(
-            self, parameters=tuple(p for p in self.parameters if not p.name.startswith(prefixes))
-        )
-
-    @property
-    def is_gated(self) -> bool:
-        """Whether its feed-forward has a gate."""
-        return bool(self.gates)
+    Examples:
+        >>> from sim.models.table import find_model
+        >>> model = read_model(find_model("gpt2")[1])
+        >>> model.learned, model.positions
+        ('n_positions', 1024)
+    """
+    part = text_part(config, FAMILIES)
+    kind, usual = part.kind, _usual(part)
+    reading = Reading(part.config, usual)
+    layers = FAMILIES[kind](reading)
+    learned = _LEARNED.get(kind)
+    positions = reading.maybe(learned or "max_position_embeddings")
+    dropouts = _dropouts(reading, kind)
+    quantised = reading.section("quantization_config") or (
+        config.get("quantization_config") if part.is_nested else None
+    )
+    reading.finish(kind)
+    stored = None
+    if quantised:
+        stored = str(quantised.get("quant_method", "a method of its own"))
+    return Model(
+        kind=kind, layers=tuple(layers), is_causal=kind != "bert", dropouts=dropouts,
+        scales_logits=scales_logits(part.config, kind), stored_as=stored, positions=positions,
+        learned=learned, notes=tuple(_notes(part, reading)),
+    )  # fmt: skip
 
 
 def layers_of(config: Config) -> list[Layer]:
@@ -74,8 +124,7 @@ def layers_of(config: Config) -> list[Layer]:
         >>> [layer.name for layer in layers_of(find_model("gpt2")[1])][:2]
         ['embedding', 'h.0']
     """
-    check(config, FAMILIES)
-    return FAMILIES[config["model_type"]](config)
+    return list(read_model(config).layers)
 
 
 def num_params(config: Config) -> int:
@@ -83,220 +132,47 @@ def num_params(config: Config) -> int:
     return sum(layer.numel for layer in layers_of(config))
 
 
-def _layers(
-    first: Iterable[Parameter],
-    name: str,
-    count: int,
-    own: Iterable[Parameter],
-    attention_width: int,
-    last: Iterable[Parameter],
-) -> list[Layer]:
-    """Return an embedding, so many layers with the same tensors of their own, and a head."""
-    same = tuple(own)  # the same object, which lets others count it once
-    return [
-        Layer(name="embedding", parameters=tuple(first)),
-        *(
-            Layer(name=f"{name}.{index}", parameters=same, attention_width=attention_width)
-            for index in range(count)
-        ),
-        Layer(name="head", parameters=tuple(last)),
-    ]
+def scales_logits(config: Config, kind: str | None = None) -> bool:
+    """Return whether a model changes its logits behind the output layer."""
+    known = {**_USUAL_SCALES.get(kind or config["model_type"], {}), **config}
+    return any(known.get(name) not in (None, 1.0) for name in LOGIT_SCALES)
 
 
-def _matrix(name: str, out: int, into: int, *, bias: bool = False) -> list[Parameter]:
-    found = [Parameter(name=f"{name}.weight", shape=(out, into))]
-    return [*found, _vector(f"{name}.bias", out)] if bias else found
+def _usual(part: Part) -> Mapping[str, int] | None:
+    """Return the sizes that a nested part may leave out."""
+    return _style(part.kind).usual if part.is_nested and part.kind not in _DROPOUTS else None
 
 
-def _matrices(names: Iterable[str], out: int, into: int, *, bias: bool = False) -> list[Parameter]:
-    return [parameter for name in names for parameter in _matrix(name, out, into, bias=bias)]
+def _style(kind: str) -> Style:
+    """Return the style of a family that has one."""
+    if kind in HYBRIDS:
+        return HYBRIDS[kind].style
+    return DENSE["qwen2"] if kind == "mimo" else {**DENSE, **MIXTURES}[kind]
 
 
-def _conv1d(name: str, into: int, out: int) -> list[Parameter]:
-    """Return GPT-2's own linear layer: it holds (I, O), so its rows are the input channels."""
-    return [*_matrix(name, into, out), _vector(f"{name}.bias", out)]
+def _dropouts(reading: Reading, kind: str) -> tuple[bool, bool]:
+    """Return whether a layer's outputs, and attention's scores, go through dropout.
+
+    What a configuration does not say is transformers' default for its family.
+    """
+    known = _DROPOUTS.get(kind)
+    if known is None:
+        style = _style(kind)
+        known = dict.fromkeys(filter(None, style.dropouts), _USUAL_DROPOUT.get(kind, 0.0))
+    found = [reading.share(name, usual) > 0 for name, usual in known.items()]
+    return (False, found[0]) if len(found) < 2 else (found[0], found[1])
 
 
-def _vector(name: str, width: int) -> Parameter:
-    return Parameter(name=name, shape=(width,))
-
-
-def _norm(name: str, width: int) -> list[Parameter]:
-    return [_vector(f"{name}.weight", width), _vector(f"{name}.bias", width)]
-
-
-def _llama(config: Config) -> list[Layer]:
-    kind = config["model_type"]
-    width, heads = config["hidden_size"], config["num_attention_heads"]
-    vocabulary = config["vocab_size"]
-    head = config.get("head_dim") or width // heads
-    groups = config.get("num_key_value_heads") or heads
-    own = [
-        _vector("input_layernorm.weight", width),
-        *_attention(config, width, heads * head, groups * head, head),
-        *(_vector(f"{name}_layernorm.weight", width) for name in _more_norms(kind)),
-        *_feed_forward(config, width),
-    ]
-    last = [_vector("norm.weight", width)]
-    if not config.get("tie_word_embeddings", kind.startswith("gemma")):
-        last += _matrix("lm_head", vocabulary, width)
-    first, count = _matrix("embed_tokens", vocabulary, width), config["num_hidden_layers"]
-    return _layers(first, "layers", count, own, heads * head, last)
-
-
-def _more_norms(kind: str) -> tuple[str, ...]:
-    """Return the norms of a layer behind its first one."""
-    if kind in ("gemma2", "gemma3_text"):
-        return ("post_attention", "pre_feedforward", "post_feedforward")
-    return ("post_attention",)
-
-
-def _attention(config: Config, width: int, queries: int, keys: int, head: int) -> list[Parameter]:
-    """Return attention's projections, in one matrix for Phi, and the norms of queries and keys."""
-    kind = config["model_type"]
-    is_qwen2 = kind.startswith("qwen2")
-    bias = is_qwen2 or bool(config.get("attention_bias"))
-    if kind == "phi3":
-        return [
-            *_matrix("qkv_proj", queries + 2 * keys, width),
-            *_matrix("o_proj", width, queries),
-        ]
-    norms = ("q_norm", "k_norm") if kind in ("qwen3", "gemma3_text") else ()
-    return [
-        *_matrix("q_proj", queries, width, bias=bias),
-        *_matrices(("k_proj", "v_proj"), keys, width, bias=bias),
-        *_matrix("o_proj", width, queries, bias=bias and not is_qwen2),
-        *(_vector(f"{name}.weight", head) for name in norms),
-    ]
-
-
-def _feed_forward(config: Config, width: int) -> list[Parameter]:
-    """Return a gated feed-forward layer, or a mixture of them with its router."""
-    kind = config["model_type"]
-    bias = bool(config.get("mlp_bias"))
-    if kind == "phi3":  # both factors in one matrix
-        inner = config["intermediate_size"]
-        return [
-            *_matrix("mlp.gate_up_proj", 2 * inner, width),
-            *_matrix("mlp.down_proj", width, inner),
-        ]
-    if kind not in ("mixtral", "qwen2_moe"):
-        return _gated("mlp", width, config["intermediate_size"], bias=bias)
-    experts = first_of(config, "num_local_experts", "num_experts")
-    share = config["num_experts_per_tok"] / experts
-    own = ("moe_intermediate_size",) if kind == "qwen2_moe" else ()
-    inner = first_of(config, *own, "intermediate_size")
-    found = _matrix("router", experts, width)
-    for index in range(experts):
-        found += _gated(f"experts.{index}", width, inner, active=share)
-    if kind == "qwen2_moe":
-        found += _gated("shared_expert", width, config["shared_expert_intermediate_size"])
-        found += _matrix("shared_expert_gate", 1, width)
-    return found
-
-
-def _gated(
-    name: str, width: int, inner: int, *, bias: bool = False, active: float = 1.0
-) -> list[Parameter]:
-    made = [
-        *_matrix(f"{name}.gate_proj", inner, width, bias=bias),
-        *_matrix(f"{name}.up_proj", inner, width, bias=bias),
-        *_matrix(f"{name}.down_proj", width, inner, bias=bias),
-    ]
-    return [Parameter(name=p.name, shape=p.shape, active=active) for p in made]
-
-
-def _gpt2(config: Config) -> list[Layer]:
-    width, vocabulary = config["n_embd"], config["vocab_size"]
-    inner = config.get("n_inner") or 4 * width
-    first = [
-        *_matrix("wte", vocabulary, width),
-        *_matrix("wpe", config["n_positions"], width),
-    ]
-    own = [
-        *_norm("ln_1", width),
-        *_conv1d("c_attn", width, 3 * width),
-        *_conv1d("c_proj", width, width),
-        *_norm("ln_2", width),
-        *_conv1d("c_fc", width, inner),
-        *_conv1d("mlp.c_proj", inner, width),
-    ]
-    last = _norm("ln_f", width)
-    if config.get("tie_word_embeddings") is False:
-        last += _matrix("lm_head", vocabulary, width)
-    return _layers(first, "h", config["n_layer"], own, width, last)
-
-
-def _opt(config: Config) -> list[Layer]:
-    width, vocabulary = config["hidden_size"], config["vocab_size"]
-    inner = config["ffn_dim"]
-    outer = config.get("word_embed_proj_dim") or width
-    bias = config.get("enable_bias", True)
-    is_affine = config.get("layer_norm_elementwise_affine", True)
-    norm = _norm if is_affine else lambda name, width: []
-    first = [
-        *_matrix("embed_tokens", vocabulary, outer),
-        # Positions are counted from 2, a habit of fairseq's padding.
-        *_matrix("embed_positions", config["max_position_embeddings"] + 2, width),
-    ]
-    last: list[Parameter] = []
-    if config.get("do_layer_norm_before", True) and not config.get("_remove_final_layer_norm"):
-        last += norm("final_layer_norm", width)
-    if outer != width:
-        first += _matrix("project_in", width, outer)
-        last += _matrix("project_out", outer, width)
-    if config.get("tie_word_embeddings") is False:
-        last += _matrix("lm_head", vocabulary, outer)
-    own = [
-        *norm("self_attn_layer_norm", width),
-        *_matrices(("q_proj", "k_proj", "v_proj", "out_proj"), width, width, bias=bias),
-        *norm("final_layer_norm", width),
-        *_matrix("fc1", inner, width, bias=bias),
-        *_matrix("fc2", width, inner, bias=bias),
-    ]
-    return _layers(first, "layers", config["num_hidden_layers"], own, width, last)
-
-
-def _bert(config: Config) -> list[Layer]:
-    """Return BERT as a masked language model, without a pooler."""
-    width, vocabulary = config["hidden_size"], config["vocab_size"]
-    inner = config["intermediate_size"]
-    first = [
-        *_matrix("word_embeddings", vocabulary, width),
-        *_matrix("position_embeddings", config["max_position_embeddings"], width),
-        *_matrix("token_type_embeddings", config.get("type_vocab_size") or 2, width),
-        *_norm("LayerNorm", width),
-    ]
-    own = [
-        *_matrices(("query", "key", "value", "attention.output"), width, width, bias=True),
-        *_norm("attention.output.LayerNorm", width),
-        *_matrix("intermediate", inner, width, bias=True),
-        *_matrix("output", width, inner, bias=True),
-        *_norm("output.LayerNorm", width),
-    ]
-    last = [
-        *_matrix("transform", width, width, bias=True),
-        *_norm("transform.LayerNorm", width),
-        _vector("decoder.bias", vocabulary),
-    ]
-    if config.get("tie_word_embeddings") is False:
-        last += _matrix("decoder", vocabulary, width)
-    return _layers(first, "layer", config["num_hidden_layers"], own, width, last)
-
-
-FAMILIES: Mapping[str, Callable[[Config], list[Layer]]] = {
-    "llama": _llama,
-    "mistral": _llama,
-    "qwen2": _llama,
-    "qwen3": _llama,
-    "gemma": _llama,
-    "gemma2": _llama,
-    "gemma3_text": _llama,
-    "phi3": _llama,
-    "mixtral": _llama,
-    "qwen2_moe": _llama,
-    "gpt2": _gpt2,
-    "opt": _opt,
-    "bert": _bert,
-}
-"""Layers of each `model_type` of a config.json, as a function of the file."""
+def _notes(part: Part, reading: Reading) -> list[str]:
+    """Return what was left out of a file, or taken for granted."""
+    notes = list(part.notes)
+    if reading.assumed:
+        fields = ", ".join(dict.fromkeys(reading.assumed))
+        notes.append(f"the file leaves out {fields}: taken as transformers has them for {part.kind}")
+    for name in ("num_nextn_predict_layers", "mtp_num_hidden_layers"):
+        if part.config.get(name) and part.kind != "mimo":
+            notes.append(
+                f"layers that predict further tokens ({name}) are left out, as transformers leaves "
+                "them out"
+            )
+    return notes

@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sim.models.families import read_model
 from zenflow.errors import ConfigError
-
-_LEARNED = {
-    "gpt2": "n_positions", "opt": "max_position_embeddings", "bert": "max_position_embeddings",
-}  # fmt: skip
-"""Field with the number of learned positions, by family; a token beyond them stops the forward."""
-
 
 def check_sequence(name: str, config: Mapping[str, Any], sequence: int) -> list[str]:
     """Return notes on a sequence that is longer than what a model was made for.
@@ -22,11 +17,11 @@ def check_sequence(name: str, config: Mapping[str, Any], sequence: int) -> list[
         sequence: Tokens of a sequence.
 
     Raises:
-        ConfigError: The model has learned positions, and fewer than that.
+        ConfigError: The model has learned positions, and fewer than that, or is not known.
     """
-    learned = _LEARNED.get(str(config.get("model_type")))
-    most = config.get(learned or "max_position_embeddings")
-    if not isinstance(most, int) or isinstance(most, bool) or sequence <= most:
+    model = read_model(config)
+    learned, most = model.learned, model.positions
+    if most is None or sequence <= most:
         return []
     if learned is not None:
         raise ConfigError(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from sim.models.families import Layer, Parameter
+from sim.models.shapes.parts import Layer, Parameter
 
 BY_OPERATION = "op"
 Recomputation = float | str
@@ -54,8 +54,8 @@ def _violations_by_operation(
             f"checkpointing {BY_OPERATION!r} keeps the output of fused attention, got "
             f"{attention!r}: take attention 'fused'"
         )
-    inner = [layer for layer in layers if layer.attention_width]
-    if any(not layer.is_gated or _has_experts(layer) for layer in inner):
+    inner = [layer for layer in layers if layer.is_inner]
+    if any(not _is_llamas(layer) for layer in inner):
         yield (
             f"checkpointing {BY_OPERATION!r} is known of Llama's family without experts: take a "
             "share of the layers"
@@ -67,20 +67,21 @@ def _violations_by_operation(
         )
 
 
-def _has_experts(layer: Layer) -> bool:
-    return any(p.name.startswith("experts.") for p in layer.parameters)
+def _is_llamas(layer: Layer) -> bool:
+    attends = layer.mixer is not None and layer.mixer.is_attention and not layer.mixer.between
+    return attends and layer.is_gated and not layer.routed
 
 
 def recomputed(layers: Sequence[Layer], asked: Recomputation) -> list[bool]:
     """Return whether each layer is recomputed, as a whole or in part, in the order of forward.
 
-    Of n layers with attention it is the share of n, rounded down. No other layer is.
+    Of n layers between embedding and head it is the share of n, rounded down. No other layer is.
     """
     share = 1.0 if isinstance(asked, str) else asked
     found, count = [], 0
     for layer in layers:
         before = math.floor(count * share + _ROUNDING)
-        count += layer.attention_width > 0
+        count += layer.is_inner
         found.append(math.floor(count * share + _ROUNDING) > before)
     return found
 

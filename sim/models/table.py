@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from sim.models.families import layers_of
+from sim.models.families import read_model
 from sim.names import fold, nearest
 from zenflow.errors import ConfigError
 
@@ -94,7 +94,7 @@ def _read(file: Path) -> dict[str, Any]:
             f"{file} lacks model_type, a family's name such as 'llama': give a model's config.json"
         )
     try:
-        layers_of(config)
+        read_model(config)
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from error
     return config

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sim.models.families import Layer, Parameter
 from sim.models.kernels import KERNELS, PLAIN_LAUNCHES
 from sim.models.recomputation import products_again
+from sim.models.shapes.parts import Layer, Mixer, Parameter
 from sim.models.workload import Workload
 
 _SCORE_PASSES = 10.0
@@ -133,29 +133,51 @@ class Work:
         if is_last and workload.is_tied:  # the embedding once more
             products.append((workload.layers[0].parameters[0], 1.0))
         multiplied = self._products(products)
-        width = layer.attention_width
-        is_eager = workload.attention == "eager" and width > 0
+        mixer = layer.mixer
+        attends = mixer is not None and mixer.is_attention
+        is_eager = workload.attention == "eager" and attends
         is_cut = workload.is_causal and not is_eager
         pairs = workload.batch_size * workload.sequence**2
-        computed = pairs * (0.5 if is_cut else 1.0)
+        heads = mixer.heads if mixer is not None else 0
         logits = tokens * workload.vocabulary if is_last and workload.loss != "classes" else 0
         passes, kernels = self._elementwise(layer)
         return LayerWork(
             matmul_flop=multiplied["matmul_flop"],
             num_matmuls=len(products),
-            attention_flop=4.0 * computed * width,
+            attention_flop=0.0 if mixer is None else self._mixing_flop(mixer, is_cut=is_cut),
             # Beside what products read and write.
             elementwise_bytes=multiplied["elementwise_bytes"]
             + tokens * passes
             + logits * self._logit_bytes
-            + (pairs * workload.num_heads * self._score_bytes if is_eager else 0.0),
+            + (pairs * heads * self._score_bytes if is_eager else 0.0),
             weight_bytes=multiplied["weight_bytes"],
             tensor_bytes=float(tokens * workload.hidden * size),
             num_kernels=kernels + len(products) + (self._score_kernels(layer) if is_eager else 0),
-            attention_tokens=float(workload.sequence) if is_cut else math.inf,
+            attention_tokens=self._span(mixer) if is_cut else math.inf,
             is_native=workload.attention == "native",
             keeps_scores=is_eager,
         )
+
+    def _mixing_flop(self, mixer: Mixer, *, is_cut: bool) -> float:
+        """Return FLOP of scores and of their product with values, or of a recurrence.
+
+        A window leaves each token that many pairs at most; eager attention computes all.
+        """
+        workload = self.workload
+        if not mixer.is_attention:
+            return workload.tokens * mixer.state_flop
+        pairs = float(workload.sequence**2)
+        if is_cut:
+            window = min(workload.sequence, mixer.window or workload.sequence)
+            pairs = window * (workload.sequence - window / 2.0)
+        return 2.0 * workload.batch_size * pairs * (mixer.queries + mixer.outputs)
+
+    def _span(self, mixer: Mixer | None) -> float:
+        """Return the tokens of a causal sequence with as many pairs for each as a layer has."""
+        sequence = float(self.workload.sequence)
+        if mixer is None or mixer.window is None:
+            return sequence
+        return min(sequence, 2.0 * mixer.window)
 
     def _elementwise(self, layer: Layer) -> tuple[float, int]:
         """Return bytes for each token, and kernels, of a layer's elementwise operations.
@@ -165,10 +187,10 @@ class Work:
         the residual stream, and copies between layouts. A dropout reads and writes, and writes a
         mask of bytes; compiled ones are part of the sums.
         """
-        if not layer.attention_width:
+        if not layer.is_inner:
             return 0.0, 4
         size, hidden = self.workload.dtype_bytes, self.workload.hidden
-        inner = self.workload.inner_width(layer)
+        inner, mixer = layer.inner_width, layer.mixer
         kernels = KERNELS[self.workload.kernels]
         shared = kernels.residual * size * hidden
         if not layer.is_gated:
@@ -180,9 +202,9 @@ class Work:
             norm = 24.0 + 4.0 * size if size < 4 else 28.0
         else:
             norm = kernels.norm * size
-        rotated = layer.attention_width * (1.0 + self.workload.num_key_value_heads_share)
+        rotated = 0 if mixer is None else mixer.queries + mixer.keys
         more = (kernels.rotary * rotated + kernels.gate * inner) * size
-        return shared + norm * self.workload.normed_width(layer) + more, kernels.launches
+        return shared + norm * layer.normed_width + more, kernels.launches
 
     @property
     def _score_bytes(self) -> float:

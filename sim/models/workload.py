@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sim.models.families import Layer, Parameter, layers_of
-from sim.models.fields import dropouts_of, first_of, scales_logits, stored_as
+from sim.models.families import read_model
 from sim.models.kernels import KERNELS
 from sim.models.recomputation import (
     BY_OPERATION,
@@ -20,6 +19,7 @@ from sim.models.recomputation import (
     recomputed,
     violations,
 )
+from sim.models.shapes.parts import Layer, Parameter
 from sim.traced.step import TracedStep
 from zenflow.config import raise_violations, unknown_name
 
@@ -67,8 +67,6 @@ class Workload:
     ones keep scores, over the whole square."""
     offloads_activations: bool = False
     """Whether what a layer keeps for backward waits on the host meanwhile."""
-    num_heads: int = 1
-    """Number of attention's heads."""
     kernels: str = "eager"
     """Kernels of elementwise work: a key of `KERNELS`."""
     loss: str = "tokens"
@@ -82,12 +80,12 @@ class Workload:
     """Whether a token attends to earlier ones alone."""
     dropouts: tuple[bool, bool] = (False, False)
     """Whether a layer's two outputs, and attention's scores, go through dropout."""
-    num_key_value_heads_share: float = 1.0
-    """Width of keys over width of queries."""
     scales_logits: bool = False
     """Whether the model changes its logits behind the output layer, as by a soft cap."""
     stored_as: str | None = None
     """Method by which the model's file has its weights quantised; None where it has not."""
+    notes: tuple[str, ...] = ()
+    """Sentences on what of the model's file was left out or taken for granted."""
     traced: TracedStep | None = None
     """Traced step of the workload, which times are taken from; None is shapes alone."""
 
@@ -126,20 +124,18 @@ class Workload:
         Raises:
             ConfigError: The family is unknown, or a field or a setting breaks its rule.
         """
-        layers = layers_of(config)
-        heads = first_of(config, "num_attention_heads", "n_head")
-        groups = config.get("num_key_value_heads") or heads
-        settings.setdefault("is_causal", config["model_type"] != "bert")
-        settings.setdefault("dropouts", dropouts_of(config))
+        model = read_model(config)
+        layers = list(model.layers)
+        settings.setdefault("is_causal", model.is_causal)
+        settings.setdefault("dropouts", model.dropouts)
         if settings.get("loss") == "classes":
             layers[-1] = layers[-1].without(("lm_head", "decoder"))
         return cls(
             name=name,
             layers=tuple(layers),
-            num_key_value_heads_share=groups / heads,
-            num_heads=heads,
-            scales_logits=scales_logits(config),
-            stored_as=stored_as(config),
+            scales_logits=model.scales_logits,
+            stored_as=model.stored_as,
+            notes=model.notes,
             **settings,
         )
 
@@ -206,24 +202,6 @@ class Workload:
         last_first = {id(layer.parameters): layer for layer in reversed(self.layers)}
         return tuple(reversed(last_first.values()))
 
-    def normed_width(self, layer: Layer) -> float:
-        """Return the width that a layer's norms have together: two, and those of its family."""
-        names = [p.name.removesuffix(".weight") for p in layer.parameters]
-        more = sum(name in ("pre_feedforward_layernorm", "post_feedforward_layernorm")
-                   for name in names)  # fmt: skip
-        query = layer.attention_width
-        heads = query * (
-            ("q_norm" in names) + self.num_key_value_heads_share * ("k_norm" in names)
-        )
-        return (2.0 + more) * self.hidden + heads
-
-    def inner_width(self, layer: Layer) -> float:
-        """Return the width inside the feed-forward, over all experts that a token goes to."""
-        if layer.is_gated:
-            return sum(gate.active * width for gate, width in layer.gates)
-        matrices = sum(p.numel for p in layer.parameters if len(p.shape) > 1)
-        return (matrices - 4.0 * self.hidden * layer.attention_width) / (2.0 * self.hidden)
-
     def tied_bytes(self) -> float:
         """Return the bytes of an output layer's gradient to which an embedding's is added; or 0.
 
@@ -245,6 +223,7 @@ class Workload:
     @functools.cached_property
     def hidden(self) -> int:
         """Width of the residual stream."""
-        inner = next((layer for layer in self.layers if layer.attention_width), None)
-        norms = [p for p in inner.parameters if len(p.shape) == 1] if inner else []
-        return norms[0].shape[0] if norms else self.layers[0].parameters[0].shape[-1]
+        first = self.layers[0].parameters
+        # An embedding may be narrower than the layers, and is projected then.
+        projected = next((p for p in first if p.name == "project_in.weight"), None)
+        return first[0].shape[1] if projected is None else projected.shape[0]

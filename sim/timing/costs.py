@@ -15,7 +15,7 @@ from typing import Any
 from sim.hardware.components import Device
 from sim.hardware.profile import HardwareProfile
 from sim.models.activations import Activations
-from sim.models.families import Layer
+from sim.models.shapes.parts import Layer
 from sim.models.work import LayerWork, Work
 from sim.models.workload import Workload
 from sim.timing.traced import traced_overheads, traced_seconds

@@ -130,7 +130,7 @@ def zero3_hooks(costs: StepCosts) -> StepCosts:
     """
     if costs.workload is None:
         return costs
-    layers = sum(layer.attention_width > 0 for layer in costs.workload.layers)
+    layers = sum(layer.is_inner for layer in costs.workload.layers)
     redone = sum(costs.workload.recomputed) / max(1, layers)
     gather, size = _gather_bytes(costs), costs.dtype_bytes
     return with_hooks(

@@ -18,7 +18,7 @@ from functools import partial
 from sim.machine import Machine
 from sim.memory_parts import FLOAT_BYTES, DeviceParts, Part, SystemCase, SystemParts
 from sim.models.activations import Activations
-from sim.models.families import Layer, Parameter
+from sim.models.shapes.parts import Layer, Parameter
 from sim.models.work import LayerWork, Work
 from sim.models.workload import Workload
 from sim.schedules.schedule import System, refuse_below_1
@@ -31,8 +31,13 @@ TARGETS = ("all", "attention")
 """Matrices of the layers with attention that get adapters: all, or attention's own."""
 _ATTENTION = frozenset(
     ("q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "qkv_proj", "c_attn", "c_proj",
-     "query", "key", "value", "attention.output")
+     "query", "key", "value", "attention.output", "q_a_proj", "q_b_proj",
+     "kv_a_proj_with_mqa", "kv_b_proj", "in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z",
+     "in_proj_a", "in_proj_b", "in_proj", "x_proj", "dt_proj", "mamba.out_proj", "conv.in_proj",
+     "conv.out_proj")
 )  # fmt: skip
+_NO_PRODUCTS = ("conv1d.", "A_log")
+"""Beginnings of the names of tensors with two dimensions that no product is with."""
 _KERNELS = 4
 """Kernels of an adapter's forward: two products, a scaling, a sum."""
 
@@ -130,9 +135,11 @@ def _check(rank: int, targets: str, workload: Workload | None) -> None:
 
 def _matrices(layer: Layer, targets: str = "all") -> list[Parameter]:
     """Return the matrices of a layer with attention that are targets."""
-    if not layer.attention_width:
+    if not layer.is_inner:
         return []
-    matrices = [p for p in layer.parameters if len(p.shape) > 1]
+    matrices = [
+        p for p in layer.parameters if len(p.shape) > 1 and not p.name.startswith(_NO_PRODUCTS)
+    ]
     if targets == "all":
         return matrices
     return [p for p in matrices if p.name.removesuffix(".weight") in _ATTENTION]
@@ -238,12 +245,12 @@ def _less_activations(workload: Workload, rank: int, targets: str, *, keeps_inpu
     A frozen matrix without an adapter needs no input, which it may keep all the same. An adapter
     keeps what is between A and B.
     """
-    layer = next(layer for layer in workload.layers if layer.attention_width)
+    layer = next(layer for layer in workload.layers if layer.is_inner)
     chosen = _matrices(layer, targets)
     between = sum(p.active for p in chosen) * rank
     spared = 0.0
     if targets == "attention" and not keeps_inputs:
-        spared = workload.hidden + workload.inner_width(layer)
+        spared = workload.hidden + layer.inner_width
     return workload.tokens * workload.dtype_bytes * (between - spared)
 
 

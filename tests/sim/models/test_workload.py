@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sim.models.activations import Activations
-from sim.models.families import num_params
-from sim.models.fields import dropouts_of
+from sim.models.families import num_params, read_model
 from sim.models.table import find_model
 from sim.models.work import Work
 from sim.models.workload import Workload

@@ -57,13 +57,13 @@ def test_adapters_of_llama_2_7b():
 @pytest.mark.parametrize("model", ["gpt2", "opt-1.3b", "bert-base", "phi-4", "mixtral-8x7b"])
 def test_attention_has_its_projections_in_every_family(model):
     work = Workload.of_config(*find_model(model))
-    inner = next(layer for layer in work.layers if layer.attention_width)
+    inner = next(layer for layer in work.layers if layer.is_inner)
     assert 0 < adapters(work, 1, "attention") < adapters(work, 1)
-    width, keys = inner.attention_width, work.num_key_value_heads_share * inner.attention_width
+    width, keys = inner.mixer.queries, inner.mixer.keys
     projected = 2 * (work.hidden + width) + 2 * (work.hidden + keys)
     if model in ("gpt2", "phi-4"):  # queries, keys and values in one matrix
         projected = (work.hidden + width + 2 * keys) + (work.hidden + width)
-    count = sum(layer.attention_width > 0 for layer in work.layers)
+    count = sum(layer.is_inner for layer in work.layers)
     assert adapters(work, 1, "attention") == count * projected
 
 

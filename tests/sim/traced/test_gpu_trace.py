@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from sim.hardware.catalog import find_machine
-from sim.models.families import Layer, Parameter
+from sim.models.shapes.parts import Layer, Mixer, Parameter
 from sim.models.workload import Workload
 from sim.simulate import Strategy, simulate
 from sim.timing.costs import costs_of
@@ -30,7 +30,7 @@ def workload(step, **changes):
     layers = [
         Layer(name="first", parameters=(Parameter(name="table", shape=(10, 64)),)),
         Layer(name="second", parameters=(Parameter(name="weight", shape=(90, 64)),),
-              attention_width=64),
+              mixer=Mixer(heads=1, queries=64, keys=64, values=64, outputs=64)),
     ]  # fmt: skip
     known = {"name": "two", "layers": tuple(layers), "batch_size": 4, "sequence": 128,
              "accumulation": 2, "traced": step}  # fmt: skip

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from experiments.training.parts.data.batches import IGNORED
 from sim.models.activations import CHUNK_LOGITS
-from sim.models.fields import LOGIT_SCALES
+from sim.models.families import LOGIT_SCALES
 from zenflow.errors import ConfigError
 
 

@@ -1,0 +1,166 @@
+"""Text part: of a file with several models in it the language model's fields, and its family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sim.models.shapes.reading import Config, named
+from sim.names import fold
+from zenflow.errors import ConfigError
+
+_NESTS = ("text_config", "llm_config", "language_config", "thinker_config")
+"""Fields that hold a language model's own configuration."""
+_BESIDE = ("vision_config", "audio_config", "vision_tower_config", "talker_config", "visual")
+"""Fields that hold the configuration of what reads pictures or sound."""
+
+ALIASES: Mapping[str, str] = {
+    "gemma3_text_model": "gemma3_text",
+    "gpt-sw3": "gpt2",
+    "kimi_k2": "deepseek_v3",
+    "ministral3_text": "ministral3",
+    "qwen2_vl": "qwen2",
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen2_5_omni_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+    "qwen3_omni_moe_text": "qwen3_moe",
+    "glm4v_text": "glm4",
+    "glm4v_moe_text": "glm4_moe",
+}
+"""Family whose shapes a `model_type` has under another name."""
+_NESTED: Mapping[str, str] = {
+    "fuyu": "persimmon", "gemma3": "gemma3_text", "idefics2": "mistral", "idefics3": "llama",
+    "llama4": "llama4_text", "llava": "llama", "llava_next": "llama", "llava_onevision": "qwen2",
+    "mistral3": "mistral", "paligemma": "gemma", "qwen2_5_vl": "qwen2", "qwen2_vl": "qwen2",
+    "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "qwen3_vl": "qwen3",
+    "qwen3_vl_moe": "qwen3_moe", "smolvlm": "llama", "video_llava": "llama", "vipllava": "llama",
+    "internvl": "qwen2", "aya_vision": "cohere2", "glm4v": "glm4", "glm4v_moe": "glm4_moe",
+}  # fmt: skip
+"""Family of a nested text part that does not name its own, by the model that it is part of."""
+_CLASSES: Mapping[str, str] = {
+    "DeepseekV2ForCausalLM": "deepseek_v2", "DeepseekV3ForCausalLM": "deepseek_v3",
+    "GPTNeoXForCausalLM": "gpt_neox", "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3_text", "GemmaForCausalLM": "gemma", "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral", "MixtralForCausalLM": "mixtral", "Phi3ForCausalLM": "phi3",
+    "Qwen2ForCausalLM": "qwen2", "Qwen2MoeForCausalLM": "qwen2_moe", "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+}  # fmt: skip
+"""Family of a class of transformers that `architectures` names, where `model_type` says none."""
+_WHY_NOT: Mapping[str, str] = {
+    "clip": "it compares pictures with texts, and is no language model",
+    "mllama": "its text part has layers that attend to pictures, which are not counted yet",
+    "zamba": "its layers share one block of attention, which is not counted yet",
+    "zamba2": "its layers share blocks of attention, which is not counted yet",
+    "gemma3n": "its layers have tables of their own and several residual streams, which are not "
+    "counted yet",
+    "nemotron-nas": "its layers differ by a list of blocks, which is not counted yet",
+}
+"""Reason for which a well-known `model_type` is not counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Language model's fields of a file."""
+
+    kind: str
+    """Family whose shapes it has."""
+    config: Config
+    is_nested: bool = False
+    """Whether the fields stand in an object of their own, which may leave out usual values."""
+    notes: tuple[str, ...] = ()
+    """Sentences on what else the file has."""
+
+
+def text_part(config: Config, families: Mapping[str, object]) -> Part:
+    """Return the language model's fields of a file.
+
+    Raises:
+        ConfigError: The family is not known, or the part that should have it is no object.
+    """
+    kind = config.get("model_type")
+    name = next((name for name in _NESTS if config.get(name) is not None), None)
+    if name is not None and kind not in families:
+        return _nested(config, str(kind), name, families)
+    own = _family(config, families)
+    if own is None:
+        raise ConfigError(f"model_type {kind!r:.60} is unknown; {_remedy(config, families)}")
+    others = [each for each in _BESIDE if config.get(each) is not None]
+    notes = [f"of {kind} the text part is counted; {named(others)} left out"] if others else []
+    if own != kind:
+        notes.append(f"model_type {kind!r} has the shapes of {own!r}")
+    return Part(kind=own, config=config, notes=tuple(notes))
+
+
+def _nested(config: Config, kind: str, name: str, families: Mapping[str, object]) -> Part:
+    """Return the part below a field of a file of this kind."""
+    inner = config[name]
+    if not isinstance(inner, Mapping):
+        raise ConfigError(
+            f"{name} must be an object with the language model's fields, got {inner!r:.60}: take "
+            "the config.json that belongs to the weights"
+        )
+    part = dict(inner)
+    if part.get("model_type") is None and kind in _NESTED and not _class_of(part):
+        part["model_type"] = _NESTED[kind]
+    # Files of all ages: in the outer part, the inner one, or both.
+    ties = [each.get("tie_word_embeddings") for each in (config, part)]
+    given = [tie for tie in ties if tie is not None]
+    if given:
+        wrong = [tie for tie in given if not isinstance(tie, bool)]
+        part["tie_word_embeddings"] = wrong[0] if wrong else any(given)
+    try:
+        found = text_part(part, families)
+    except ConfigError as error:
+        raise ConfigError(f"model_type {kind!r:.60}, {name}: {error}") from error
+    others = [each for each in _BESIDE if config.get(each) is not None]
+    left = f"; {named(others)} left out" if others else ""
+    note = f"of {kind} the text part is counted ({name}, {found.kind}){left}"
+    return Part(
+        kind=found.kind, config=found.config, is_nested=True, notes=(note, *found.notes[1:])
+    )
+
+
+def _family(config: Config, families: Mapping[str, object]) -> str | None:
+    """Return the family that a file names, by its `model_type` or its class; None for none."""
+    kind = config.get("model_type")
+    if isinstance(kind, str):
+        if kind in families:
+            return kind
+        if kind in ALIASES:
+            return ALIASES[kind]
+    return None if isinstance(kind, str) and kind in _WHY_NOT else _class_of(config)
+
+
+def _class_of(config: Config) -> str | None:
+    named_classes = config.get("architectures")
+    names = named_classes if isinstance(named_classes, list) else []
+    return next((_CLASSES[name] for name in _words(names) if name in _CLASSES), None)
+
+
+def _words(values: list[Any]) -> Iterator[str]:
+    yield from (value for value in values if isinstance(value, str))
+
+
+def _remedy(config: Config, families: Mapping[str, object]) -> str:
+    """Return why a family is not known, another spelling of its name, or all names.
+
+    Names are never guessed by likeness: another family's shapes would be taken without a word.
+    """
+    kind = str(config.get("model_type"))
+    same = next((name for name in families if fold(name) == fold(kind)), None)
+    if same is not None:
+        return f"did you mean {same!r}?"
+    why = _WHY_NOT.get(kind.removesuffix("_text"))
+    if why is None and config.get("is_encoder_decoder") is True:
+        why = "it has an encoder and a decoder, and decoders alone are counted"
+    known = f"known are {', '.join(families)}"
+    if why is not None:
+        return f"{why}; {known}"
+    return (
+        f"{known}, and no other family has their shapes. Where its tensors are those of one of "
+        "them, give a copy of the file with that family's model_type"
+    )
