@@ -65,12 +65,13 @@ def as_traced(request: Request, given: Collection[str]) -> Request:
 
 
 def notes_on(workload: Workload, hardware: HardwareProfile) -> list[str]:
-    """Return the facts that a prediction takes from a trace in place of the model."""
-    notes = []
+    """Return what was read of a model's file, and what a prediction takes from a trace."""
+    notes = [f"{workload.name}: {note}" for note in workload.notes]
     if workload.stored_as is not None:
         notes.append(
             f"the file of {workload.name} has {workload.stored_as} weights "
-            f"(quantization_config); predicted with all of them in {workload.dtype}"
+            f"(quantization_config); predicted with all of them in {workload.dtype}, since "
+            "training writes to them: load the model dequantised"
         )
     step = workload.traced
     if step is None:
@@ -185,17 +186,17 @@ def _check_size(request: Request) -> None:
 
 
 def _model(name: str) -> tuple[str, dict[str, Any]]:
+    from sim.models.families import read_model
     from sim.models.table import find_model
 
     size = MODEL_SIZES.get(name)
     if size is not None:
         return name, size.config()
     found, config = find_model(name)
-    for field in ("num_hidden_layers", "n_layer"):
-        layers = config.get(field)
-        if isinstance(layers, int) and layers > _MOST_LAYERS:
-            raise ConfigError(
-                f"{found}: {field} must be at most {_MOST_LAYERS:,}, got {layers:,}: check its "
-                "config.json"
-            )
+    layers = sum(layer.is_inner for layer in read_model(config).layers)
+    if layers > _MOST_LAYERS:
+        raise ConfigError(
+            f"{found}: a model must have at most {_MOST_LAYERS:,} layers, got {layers:,}: check its "
+            "config.json"
+        )
     return found, config

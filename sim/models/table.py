@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.models.families import read_model
+from sim.models.file import read_config
 from sim.names import fold, nearest
 from zenflow.errors import ConfigError
 
@@ -76,23 +77,7 @@ def hub_name(name_or_path: str) -> str:
 
 def _read(file: Path) -> dict[str, Any]:
     """Return a file's configuration, after checking that its shapes can be told."""
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            f"{file} can't be read ({error.strerror}): give a model's config.json, or a directory "
-            "that holds one"
-        ) from error
-    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, nested without end
-        raise ConfigError(
-            f"{file} is not JSON ({error}): give the config.json beside a model's weights"
-        ) from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"{file} must hold an object, got {config!r:.60}")
-    if not isinstance(config.get("model_type"), str):
-        raise ConfigError(
-            f"{file} lacks model_type, a family's name such as 'llama': give a model's config.json"
-        )
+    config = read_config(file)
     try:
         read_model(config)
     except ConfigError as error:

@@ -21,7 +21,10 @@ def attention(reading: Reading, style: Style, width: int) -> Mixing:
         reading.divides(heads, "num_attention_heads", width, "hidden_size", why)
     head = own or max(1, width // heads)
     groups = reading.maybe("num_key_value_heads", absent=style.usual_groups) or heads
-    reading.divides(groups, "num_key_value_heads", heads, "num_attention_heads")
+    reading.divides(
+        groups, "num_key_value_heads", heads, "num_attention_heads",
+        "" if "num_key_value_heads" in reading.config else f" ({groups} where it is missing)",
+    )  # fmt: skip
     queries, keys = heads * head, groups * head
     bias, out_bias = reading.switch(style.qkv_bias), reading.switch(style.out_bias)
     gate = queries if style.output_gate else 0

@@ -87,7 +87,7 @@ def by_types(
         ]
     elif kinds is None:
         reading.rule(
-            "layer_types" in reading.config,
+            reading.config.get("layer_types") is not None,
             "lacks layer_types, which tells attention from recurrence: take the config.json that "
             "belongs to the weights",
         )  # fmt: skip

@@ -168,7 +168,7 @@ HYBRIDS: Mapping[str, Hybrid] = {
     ),
     "granitemoehybrid": Hybrid(
         style=replace(
-            LLAMA, usual={},
+            LLAMA, usual={}, fused_gate=True,
             experts=Experts(
                 number=("num_local_experts", "num_experts"), inner=("intermediate_size",),
                 dense=("shared_intermediate_size",), shared="shared_intermediate_size", fused=True,

@@ -210,7 +210,7 @@ def bert(reading: Reading) -> list[Layer]:
         *matrix("decoder", vocabulary, width, bias=True)[1:],
     ]
     if not reading.switch(("tie_word_embeddings", True)):
-        last += matrix("decoder", vocabulary, width, bias=True)
+        last += matrix("decoder", vocabulary, width)
     return stacked(first, "layer", [_whole(reading, own, width, inner)] * count, last)
 
 

@@ -50,6 +50,8 @@ _CLASSES: Mapping[str, str] = {
     "Qwen3MoeForCausalLM": "qwen3_moe",
 }  # fmt: skip
 """Family of a class of transformers that `architectures` names, where `model_type` says none."""
+_TIED_INSIDE = ("fast_vlm", "glm4", "glm_ocr", "hunyuan_vl", "llava", "minimax_m3_vl")
+"""Beginnings of names of models whose outer "not tied" leaves the word to the inner part."""
 _WHY_NOT: Mapping[str, str] = {
     "clip": "it compares pictures with texts, and is no language model",
     "mllama": "its text part has layers that attend to pictures, which are not counted yet",
@@ -106,12 +108,9 @@ def _nested(config: Config, kind: str, name: str, families: Mapping[str, object]
     part = dict(inner)
     if part.get("model_type") is None and kind in _NESTED and not _class_of(part):
         part["model_type"] = _NESTED[kind]
-    # Files of all ages: in the outer part, the inner one, or both.
-    ties = [each.get("tie_word_embeddings") for each in (config, part)]
-    given = [tie for tie in ties if tie is not None]
-    if given:
-        wrong = [tie for tie in given if not isinstance(tie, bool)]
-        part["tie_word_embeddings"] = wrong[0] if wrong else any(given)
+    tie = config.get("tie_word_embeddings")
+    if tie is not None and not (kind.startswith(_TIED_INSIDE) and tie is False):
+        part["tie_word_embeddings"] = tie
     try:
         found = text_part(part, families)
     except ConfigError as error:
@@ -154,7 +153,7 @@ def _remedy(config: Config, families: Mapping[str, object]) -> str:
     same = next((name for name in families if fold(name) == fold(kind)), None)
     if same is not None:
         return f"did you mean {same!r}?"
-    why = _WHY_NOT.get(kind.removesuffix("_text"))
+    why = _WHY_NOT.get(kind.removesuffix("_model").removesuffix("_text"))
     if why is None and config.get("is_encoder_decoder") is True:
         why = "it has an encoder and a decoder, and decoders alone are counted"
     known = f"known are {', '.join(families)}"

@@ -1,13 +1,17 @@
 """Every field of a config.json that is read is checked, and one error tells all violations."""
 
 import json
+import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from sim.models.families import FAMILIES, layers_of
-from sim.models.fields import _DECODER, FIELDS
+from sim.models.families import FAMILIES, layers_of, read_model
+from sim.models.shapes.reading import Reading
 from sim.models.table import find_model
 from sim.models.workload import Workload
+from tests.sim.models.small_configs import CONFIGS
 from zenflow.errors import ConfigError
 
 LLAMA = {
@@ -17,58 +21,106 @@ LLAMA = {
 MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
 GPT2 = {"model_type": "gpt2", "n_embd": 48, "n_layer": 3, "n_head": 4, "vocab_size": 100,
         "n_positions": 64}  # fmt: skip
-QWEN2_MOE = {
-    **MIXTRAL, "model_type": "qwen2_moe", "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 64,
-}  # fmt: skip
-OPT = {**LLAMA, "model_type": "opt", "ffn_dim": 96, "max_position_embeddings": 64}
-BERT = {**LLAMA, "model_type": "bert", "max_position_embeddings": 64}
-SOUND = {c["model_type"]: c for c in (LLAMA, MIXTRAL, GPT2, QWEN2_MOE, OPT, BERT)}
-OF_FAMILIES = [(kind, FIELDS.get(kind, _DECODER)) for kind in SOUND]
-COUNTS = [
-    (kind, name)
-    for kind, fields in OF_FAMILIES
-    for name in (*(names[0] for names in fields.required), *fields.optional)
-    if (kind, name) != ("gpt2", "num_attention_heads")  # there it is n_head
-]
-SWITCHES = [(kind, name) for kind, fields in OF_FAMILIES for name in fields.switches]
-SHARES = [(kind, name) for kind, fields in OF_FAMILIES for name in fields.shares]
+SOUND = {kind: {"model_type": kind, **configs[-1]} for kind, configs in CONFIGS.items()}
+
+
+def fields_of(kind):
+    """Return the rule of each field that a family reads of its small configuration."""
+    reading = Reading(SOUND[kind])
+    FAMILIES[kind](reading)
+    assert not reading.violations
+    return reading.fields
+
+
+def named(kind, rule):
+    """Return the fields of a rule; of one with many names that which the file has."""
+    fields = fields_of(kind).items()
+    return [name for name, own in fields if own == rule and (name in SOUND[kind] or rule != "count")]
 
 
 @pytest.mark.parametrize("kind", SOUND)
-def test_configurations_of_these_tests_are_sound(kind):
-    assert layers_of(SOUND[kind])
+def test_counts_are_whole_numbers_in_range(kind):
+    assert len(named(kind, "count")) >= 3
+    for name in named(kind, "count"):
+        for value in ("64", 64.5, -3, True, 10**10, [64], {}, math.nan):
+            with pytest.raises(
+                ConfigError, match=rf"- {name} must be a whole number from [01] to "
+            ) as told:
+                layers_of({**SOUND[kind], name: value})
+            assert f"got {value!r}" in str(told.value)
 
 
-@pytest.mark.parametrize("value", ["64", 64.0, 0, -3, True, 10**9, [64]])
-@pytest.mark.parametrize(("kind", "name"), COUNTS)
-def test_counts_are_whole_numbers_in_range(kind, name, value):
-    with pytest.raises(ConfigError, match=rf"- {name} must be a whole number from 1 to ") as told:
-        layers_of({**SOUND[kind], name: value})
-    assert f"got {value!r}" in str(told.value)
+@pytest.mark.parametrize("kind", SOUND)
+def test_switches_are_booleans(kind):
+    assert "tie_word_embeddings" in named(kind, "switch")
+    for name in named(kind, "switch"):
+        for value in ("false", "true", 0, 1, None):
+            with pytest.raises(
+                ConfigError, match=rf"- {name} must be true or false, .*got {value!r}"
+            ):
+                layers_of({**SOUND[kind], name: value})
 
 
-@pytest.mark.parametrize("value", ["false", "true", 0, 1, None])
-@pytest.mark.parametrize(("kind", "name"), SWITCHES)
-def test_switches_are_booleans(kind, name, value):
-    with pytest.raises(ConfigError, match=rf"- {name} must be true or false, .*got {value!r}"):
-        layers_of({**SOUND[kind], name: value})
-
-
-@pytest.mark.parametrize("value", ["0.1", -0.1, 1.5, None, float("nan")])
-@pytest.mark.parametrize(("kind", "name"), SHARES)
+@pytest.mark.parametrize("value", ["0.1", -0.1, 1.5, None, math.nan])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("gpt2", "resid_pdrop"), ("gpt2", "attn_pdrop"), ("opt", "dropout"),
+     ("bert", "hidden_dropout_prob"), ("falcon", "hidden_dropout"), ("phi3", "resid_pdrop"),
+     ("llama", "attention_dropout"), ("qwen3_next", "attention_dropout")],
+)  # fmt: skip
 def test_dropouts_are_shares(kind, name, value):
     with pytest.raises(ConfigError, match=rf"- {name} must be a number from 0 to 1"):
         layers_of({**SOUND[kind], name: value})
 
 
+@pytest.mark.parametrize("kind", [kind for kind in SOUND if named(kind, "kinds")])
+def test_lists_of_layers_have_a_known_word_for_each(kind):
+    for name in named(kind, "kinds"):
+        for value in ("full_attention", [], [1, 2], ["other"], ["full_attention"] * 4, {}):
+            with pytest.raises(ConfigError, match=rf"- {name} must be (a list of|made of)"):
+                layers_of({**SOUND[kind], name: value})
+
+
 @pytest.mark.parametrize("kind", SOUND)
 def test_a_required_field_that_is_missing_or_null_is_named(kind):
-    for names in FIELDS.get(kind, _DECODER).required:
-        without = {key: value for key, value in SOUND[kind].items() if key not in names}
-        for config in (without, {**without, names[0]: None}):
-            with pytest.raises(ConfigError, match=rf"- lacks .*{names[0]}"):
-                layers_of(config)
+    required = 0
+    for name in SOUND[kind]:
+        without = {key: value for key, value in SOUND[kind].items() if key != name}
+        try:
+            layers_of(without)
+        except ConfigError as error:
+            if f"lacks {name}" in str(error):
+                required += 1
+                with pytest.raises(ConfigError, match=f"lacks {name}"):
+                    layers_of({**without, name: None})
+    assert required >= 3  # width, layers, words, and heads where there is attention
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_a_spoilt_field_is_an_error_or_a_model_that_another_number_explains(data):
+    kind = data.draw(st.sampled_from(sorted(SOUND)))
+    config = SOUND[kind]
+    name = data.draw(st.sampled_from(sorted(fields_of(kind))))
+    value = data.draw(ANYTHING)
+    try:
+        model = read_model({**config, name: value})
+    except ConfigError as error:
+        assert len(str(error)) < 4000
+        return
+    rule = fields_of(kind)[name]
+    if rule == "count":  # null stands for a default, and only where there is one
+        assert value is None or (type(value) is int and value >= 0)
+    elif rule == "switch":
+        assert isinstance(value, bool)
+    assert all(p.numel > 0 for layer in model.layers for p in layer.parameters)
 
 
 @pytest.mark.parametrize(
@@ -81,13 +133,29 @@ def test_a_required_field_that_is_missing_or_null_is_named(kind):
          "num_attention_heads must be a multiple of num_key_value_heads, got 8 and 3"),
         ({**LLAMA, "num_key_value_heads": 16}, "got 8 and 16"),
         ({**GPT2, "n_head": 7}, "n_embd must be a multiple of n_head"),
+        ({**GPT2, "n_embd": 48, "hidden_size": 64},
+         "n_embd and hidden_size are one field under two names, got 48 and 64"),
         ({**MIXTRAL, "num_experts_per_tok": 9},
          "num_experts_per_tok must be at most the 8 experts, got 9"),
+        ({**LLAMA, "model_type": "qwen2", "num_attention_heads": 16, "num_key_value_heads": 32},
+         "num_attention_heads must be a multiple of num_key_value_heads"),
         ({**LLAMA, "quantization_config": "fp8"}, "quantization_config must be an object"),
+        ({**LLAMA, "max_position_embeddings": "4k"}, "max_position_embeddings must be a whole"),
+        ({**SOUND["olmo3"], "layer_types": ["full_attention"] * 4},
+         "layer_types must be a list of 5 words, one a layer, got 4"),
+        ({**SOUND["nemotron_h"], "hybrid_override_pattern": "MX"}, "must be made of M, "),
+        ({**SOUND["nemotron_h"], "hybrid_override_pattern": "M*"}, "a letter for each of the 6"),
     ],
 )  # fmt: skip
 def test_fields_fit_each_other(config, words):
     with pytest.raises(ConfigError, match=words):
+        layers_of(config)
+
+
+def test_a_default_that_does_not_fit_is_told_as_one():
+    config = {**LLAMA, "model_type": "qwen2"}
+    del config["num_key_value_heads"]
+    with pytest.raises(ConfigError, match=r"num_key_value_heads \(32 where it is missing\), got 8"):
         layers_of(config)
 
 
@@ -113,18 +181,40 @@ def test_all_violations_of_a_file_stand_in_one_error(tmp_path):
         assert name in text
 
 
-@pytest.mark.parametrize("kind", ["gpt_oss", "mimo", "t5", "qwen3_moe", "lama", None, 7])
+@pytest.mark.parametrize("kind", ["gpt_osss", "mimo2", "t5", "qwen3_moe2", "lama", None, 7])
 def test_no_family_is_guessed_by_likeness(kind):
-    with pytest.raises(ConfigError, match=rf"{kind!r} is unknown; known are llama") as told:
+    with pytest.raises(ConfigError, match=rf"{kind!r} is unknown; .*known are llama") as told:
         layers_of({**LLAMA, "model_type": kind})
     assert "did you mean" not in str(told.value)
     assert all(family in str(told.value) for family in FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"model_type": "t5", "is_encoder_decoder": True}, "it has an encoder and a decoder"),
+        ({"model_type": "clip", "text_config": {"model_type": "clip_text_model"}},
+         "'clip', text_config: model_type 'clip_text_model' is unknown"),
+        ({"model_type": "zamba2"}, "its layers share blocks of attention"),
+    ],
+)  # fmt: skip
+def test_a_model_that_is_not_counted_says_why(config, why):
+    with pytest.raises(ConfigError, match=why):
+        layers_of(config)
 
 
 @pytest.mark.parametrize(("kind", "name"), [("Llama", "llama"), ("gemma3-text", "gemma3_text")])
 def test_another_spelling_of_a_family_is_told(kind, name):
     with pytest.raises(ConfigError, match=f"did you mean '{name}'"):
         layers_of({**LLAMA, "model_type": kind})
+
+
+def test_a_class_names_a_family_where_the_type_is_nobodys():
+    own = {**LLAMA, "model_type": "somebodys", "architectures": ["LlamaForCausalLM"]}
+    assert layers_of(own) == layers_of(LLAMA)
+    assert read_model(own).notes == ("model_type 'somebodys' has the shapes of 'llama'",)
+    mixture = {**MIXTRAL, "architectures": ["LlamaForCausalLM"]}
+    assert layers_of(mixture) == layers_of(MIXTRAL)  # the type comes first
 
 
 @pytest.mark.parametrize(
@@ -135,3 +225,5 @@ def test_another_spelling_of_a_family_is_told(kind, name):
 def test_a_workload_knows_how_its_file_has_weights_quantised(quantised, method):
     config = {**LLAMA, "quantization_config": quantised}
     assert Workload.of_config("x", config).stored_as == method
+    outer = {"model_type": "llava", "text_config": LLAMA, "quantization_config": quantised}
+    assert Workload.of_config("x", outer).stored_as == method

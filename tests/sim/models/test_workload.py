@@ -7,7 +7,7 @@ import pytest
 
 from sim.models.activations import Activations
 from sim.models.families import num_params, read_model
-from sim.models.table import find_model
+from sim.models.table import find_model, model_names
 from sim.models.work import Work
 from sim.models.workload import Workload
 from zenflow.errors import ConfigError
@@ -68,10 +68,12 @@ def test_elementwise_bytes_of_a_plain_layer_by_hand():
                           ("llama", (False, False))],
 )  # fmt: skip
 def test_dropout_is_that_of_the_configuration_or_of_its_family(family, usual):
-    assert dropouts_of({"model_type": family}) == usual
+    configs = (find_model(name)[1] for name in model_names())
+    config = next(c for c in configs if c["model_type"] == family)
+    assert read_model(config).dropouts == usual
     none = {name: 0.0 for name in ("resid_pdrop", "attn_pdrop", "dropout", "hidden_dropout_prob",
                                    "attention_probs_dropout_prob")}  # fmt: skip
-    assert dropouts_of({"model_type": family, **none}) == (False, False)
+    assert read_model({**config, **none}).dropouts == (False, False)
 
 
 @pytest.mark.parametrize("model", ["opt-350m", "bert-base", "llama-3.1-8b"])
