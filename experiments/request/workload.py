@@ -196,7 +196,7 @@ def _model(name: str) -> tuple[str, dict[str, Any]]:
     layers = sum(layer.is_inner for layer in read_model(config).layers)
     if layers > _MOST_LAYERS:
         raise ConfigError(
-            f"{found}: a model must have at most {_MOST_LAYERS:,} layers, got {layers:,}: check its "
-            "config.json"
+            f"{found}: a model must have at most {_MOST_LAYERS:,} layers, got {layers:,}: check "
+            "its config.json"
         )
     return found, config

@@ -245,8 +245,7 @@ class Activations:
         """
         work = self.workload
         each = [
-            layer.inner_width
-            * (KERNELS[work.kernels].gate_gradients if layer.is_gated else 2.0)
+            layer.inner_width * (KERNELS[work.kernels].gate_gradients if layer.is_gated else 2.0)
             for layer in work.distinct_layers
             if layer.is_inner
         ]

@@ -168,11 +168,12 @@ def _notes(part: Part, reading: Reading) -> list[str]:
     notes = list(part.notes)
     if reading.assumed:
         fields = ", ".join(dict.fromkeys(reading.assumed))
-        notes.append(f"the file leaves out {fields}: taken as transformers has them for {part.kind}")
+        notes.append(
+            f"the file leaves out {fields}: taken as transformers has them for {part.kind}"
+        )
     for name in ("num_nextn_predict_layers", "mtp_num_hidden_layers"):
         if part.config.get(name) and part.kind != "mimo":
             notes.append(
-                f"layers that predict further tokens ({name}) are left out, as transformers leaves "
-                "them out"
+                f"layers that predict further tokens ({name}) are left out, as in transformers"
             )
     return notes

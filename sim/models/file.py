@@ -46,9 +46,7 @@ def read_config(file: Path) -> dict[str, Any]:
         with file.open("rb") as opened:
             content = opened.read(_MOST_BYTES + 1)
     except OSError as error:
-        raise ConfigError(
-            f"{file} can't be read ({error.strerror}): {_remedy(file)}"
-        ) from error
+        raise ConfigError(f"{file} can't be read ({error.strerror}): {_remedy(file)}") from error
     what = _what_else(content)
     if what is not None:
         raise ConfigError(f"{file} is {what}: {_REMEDY}")

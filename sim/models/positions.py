@@ -8,6 +8,7 @@ from typing import Any
 from sim.models.families import read_model
 from zenflow.errors import ConfigError
 
+
 def check_sequence(name: str, config: Mapping[str, Any], sequence: int) -> list[str]:
     """Return notes on a sequence that is longer than what a model was made for.
 

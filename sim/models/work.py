@@ -164,13 +164,15 @@ class Work:
         A window leaves each token that many pairs at most; eager attention computes all.
         """
         workload = self.workload
+        state = workload.tokens * mixer.state_flop
         if not mixer.is_attention:
-            return workload.tokens * mixer.state_flop
+            return state
         pairs = float(workload.sequence**2)
         if is_cut:
             window = min(workload.sequence, mixer.window or workload.sequence)
             pairs = window * (workload.sequence - window / 2.0)
-        return 2.0 * workload.batch_size * pairs * (mixer.queries + mixer.outputs)
+        width = mixer.queries + mixer.outputs + mixer.scored
+        return state + 2.0 * workload.batch_size * pairs * width
 
     def _span(self, mixer: Mixer | None) -> float:
         """Return the tokens of a causal sequence with as many pairs for each as a layer has."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from zenflow import ConfigError, DeepSpeedSchedule, ZenFlowConfig, read_deepspeed
+from zenflow.deepspeed.file import loaded
 
 # The form that DeepSpeed's own ZenFlow example has.
 EXAMPLE = {
@@ -423,3 +424,51 @@ def test_a_comment_may_stand_there_twice(tmp_path):
     path = tmp_path / "ds.json"
     path.write_text('{"//": "a", "//": "b", "train_batch_size": 8}')
     assert read_deepspeed(path).train_batch_size == 8
+
+
+# ---- files as DeepSpeed reads them ---------------------------------------------------------
+
+
+def test_comments_and_a_last_comma_are_passed_over_as_deepspeeds_reader_does(tmp_path):
+    file = tmp_path / "ds.json"
+    text = """\ufeff// of our cluster, 8 GPUs
+{
+  "bf16": {"enabled": true}, # Ampere
+  /* was 16,
+     before */
+  "train_micro_batch_size_per_gpu": 4,
+  "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu",},},
+  "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "betas": [0.9, 0.95,]}},
+  "tensorboard": {"output_path": "s3://runs/#1/*a*/, ]"},
+}
+"""
+    file.write_text(text, encoding="utf-8")
+    with pytest.warns(UserWarning, match="tensorboard"):
+        found = read_deepspeed(file)
+    assert found.train_micro_batch_size_per_gpu == 4
+    assert dict(found.optimizer)["betas"] == (0.9, 0.95)
+    assert found.dtype == "bf16"
+    content = loaded(file)
+    assert content["tensorboard"]["output_path"] == "s3://runs/#1/*a*/, ]"
+    file.write_text('{\n// a\n/* b\n*/ "bf16": }')
+    with pytest.raises(ConfigError, match="line 4"):  # comments leave lines where they were
+        loaded(file)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("reduce_bucket_size", -1, "must be a number from 0 on, as DeepSpeed checks, got -1"),
+        ("stage3_max_live_parameters", "many", "must be a number from 0 on"),
+        ("offload_optimizer", {"device": "cpu", "ratio": 1.5}, "must be a number from 0 to 1"),
+        ("offload_optimizer", {"device": "cpu", "ratio": 0.3}, "must go with stage 3"),
+        ("offload_optimizer", {"device": "cpu", "cpuadam_cores_perc": 2}, "from 0 to 1"),
+    ],
+)
+def test_numbers_that_deepspeed_refuses_are_refused(key, value, words):
+    content = {"zero_optimization": {"stage": 2, key: value}}
+    with pytest.raises(ConfigError, match=words):
+        read_deepspeed(content)
+    sound = {"reduce_bucket_size": 5e8, "offload_optimizer": {"device": "cpu", "ratio": 0.3}}
+    with pytest.warns(UserWarning, match="ratio"):
+        read_deepspeed({"zero_optimization": {"stage": 3, **sound}})

@@ -6,6 +6,7 @@ those of DeepSpeed 0.19.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -55,6 +56,32 @@ def is_comment(key: str) -> bool:
     [True, True, True, True, False, False]
     """
     return _COMMENT_KEY.fullmatch(key.casefold()) is not None
+
+
+LEAST_AND_MOST: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            (
+                f"zero_optimization.{name}"
+                for name in (
+                    "allgather_bucket_size", "max_live_parameters", "max_reuse_distance",
+                    "model_persistence_threshold", "param_persistence_threshold",
+                    "prefetch_bucket_size", "reduce_bucket_size", "stage3_max_live_parameters",
+                    "stage3_max_reuse_distance", "stage3_model_persistence_threshold",
+                    "stage3_param_persistence_threshold", "stage3_prefetch_bucket_size",
+                    "sub_group_size", "zero_hpz_partition_size",
+                    "offload_optimizer.buffer_count", "offload_param.buffer_count",
+                    "offload_param.buffer_size", "offload_param.max_in_cpu",
+                )
+            ),
+            (0.0, math.inf),
+        ),
+        "zero_optimization.offload_optimizer.cpuadam_cores_perc": (0.0, 1.0),
+        "zero_optimization.offload_optimizer.ratio": (0.0, 1.0),
+    }
+)  # fmt: skip
+"""Bounds of numbers that DeepSpeed checks and that have no meaning here (runtime/zero/config.py,
+offload_config.py)."""
 
 
 _LOGS = "logs and profiles"

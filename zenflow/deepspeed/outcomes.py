@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from zenflow.deepspeed.file import loaded
 from zenflow.deepspeed.keys import COMMENT, SECTIONS, is_comment
-from zenflow.deepspeed.settings import DeepSpeedSettings, loaded, read_content
+from zenflow.deepspeed.settings import DeepSpeedSettings, read_content
 
 if TYPE_CHECKING:
     from os import PathLike

@@ -5,8 +5,9 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from zenflow.deepspeed.file import loaded
 from zenflow.deepspeed.schedule import DeepSpeedSchedule
-from zenflow.deepspeed.settings import DeepSpeedSettings, loaded, read_content
+from zenflow.deepspeed.settings import DeepSpeedSettings, read_content
 from zenflow.errors import raise_violations
 
 if TYPE_CHECKING:

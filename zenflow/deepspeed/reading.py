@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from zenflow.checks import is_number
-from zenflow.deepspeed.keys import SECTIONS, is_comment, known_names
+from zenflow.deepspeed.keys import LEAST_AND_MOST, SECTIONS, is_comment, known_names
 from zenflow.errors import unknown_name
 
 
@@ -81,12 +82,25 @@ class Reading:
         known = SECTIONS[prefix]
         for key, value in rest.items():
             name = f"{prefix}{key}"
-            if key in known.unused:
+            least, most = LEAST_AND_MOST.get(name, (-math.inf, math.inf))
+            if key in known.unused and _is_between(value, least, most):
                 self.unused.append(name)
+            elif key in known.unused:
+                bounds = f"{least:g} to {most:g}" if most < math.inf else f"{least:g} on"
+                self.correct(
+                    name, f"must be a number from {bounds}, as DeepSpeed checks, got {value!r}"
+                )
             elif key not in known.refused:
                 self.refused.append((name, f"{prefix}{unknown_name(key, known_names(prefix))}"))
             elif is_on(value):
                 self.refuse(name, known.refused[key])
+
+
+def _is_between(value: object, least: float, most: float) -> bool:
+    """Return whether a value lies between bounds; without bounds, or as "auto", it always does."""
+    if least == -math.inf or value in ("auto", None):
+        return True
+    return is_number(value) and least <= value <= most
 
 
 def is_on(value: object) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from zenflow.checks import is_number
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 
@@ -30,9 +31,9 @@ def read_rule(
         zero: The section ``zero_optimization``, which is emptied.
         steps_per_epoch: Optimizer steps in an epoch; None where the caller doesn't say.
     """
-    offloads = _offloads(reading, zero)
-    zenflow = zero.pop("zenflow", None)
     stage = zero.pop("stage", 0)
+    offloads = _offloads(reading, zero, stage)
+    zenflow = zero.pop("zenflow", None)
     if stage not in (0, 1, 2, 3):
         reading.correct("zero_optimization.stage", f"must be 0..3, got {stage!r}: correct it")
     elif stage == 3:  # 1 and 2 cut up what is on the host; 3 would cut up the model as well
@@ -54,7 +55,7 @@ def read_rule(
         return ZenFlowConfig.preset("zenflow")
 
 
-def _offloads(reading: Reading, zero: dict[str, Any]) -> bool:
+def _offloads(reading: Reading, zero: dict[str, Any], stage: object) -> bool:
     """Return whether optimizer states are on the host."""
     name = "zero_optimization.offload_param"
     param = reading.section(zero.pop("offload_param", None), name)
@@ -72,6 +73,13 @@ def _offloads(reading: Reading, zero: dict[str, Any]) -> bool:
     if device not in ("cpu", "none"):
         reading.correct(
             f"{name}.device", f"must be cpu or none, got {device!r}: states are held in memory"
+        )
+    ratio = section.get("ratio", 1.0)
+    if stage != 3 and is_number(ratio) and ratio < 1:
+        reading.correct(
+            f"{name}.ratio",
+            f"must go with stage 3 where it is below 1, as DeepSpeed checks, got {ratio!r} with "
+            f"stage {stage!r}: leave it out",
         )
     reading.sort(section, f"{name}.")
     return device != "none"

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from zenflow.checks import is_number
 from zenflow.config import ZenFlowConfig
-from zenflow.deepspeed.keys import is_comment
 from zenflow.deepspeed.reading import Reading
 from zenflow.deepspeed.rule import read_rule
 from zenflow.deepspeed.schedule import DeepSpeedSchedule, read_schedule
 from zenflow.errors import ConfigError
-
-if TYPE_CHECKING:
-    from os import PathLike
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 
@@ -153,39 +147,6 @@ def read_content(
     )
     reading.sort(root, "")
     return settings, reading
-
-
-def loaded(source: str | PathLike[str] | Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a configuration's content.
-
-    Raises:
-        ConfigError: The file can't be read, or holds no JSON object.
-    """
-    if isinstance(source, Mapping):
-        return source
-    try:
-        content = json.loads(
-            Path(source).read_text(encoding="utf-8"), object_pairs_hook=_without_repetition
-        )
-    except OSError as error:
-        raise ConfigError(f"{source} can't be read ({error.strerror}): check the path") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"{source} must be JSON, but {error}: correct the file (JSON has no comments and no "
-            "comma behind the last key)"
-        ) from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{source} must hold a JSON object, got {type(content).__name__}")
-    return content
-
-
-def _without_repetition(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    names = [name for name, _ in pairs if not is_comment(name)]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} stands there twice")
-    return content
 
 
 def _optimizer(reading: Reading, value: object) -> dict[str, Any]:

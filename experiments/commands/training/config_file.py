@@ -147,8 +147,8 @@ def settle_auto(
 
 def _parse(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
-        content = json.loads(text) if path.suffix.lower() == ".json" else _toml(path, text)
+        text = path.read_text(encoding="utf-8-sig")
+        content = _json(text) if path.suffix.lower() == ".json" else _toml(path, text)
     except OSError as error:
         raise ConfigError(
             f"--config {path} can't be read ({error.strerror}): check the path"
@@ -159,6 +159,12 @@ def _parse(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"--config {path} must hold a table of settings, but holds {content!r}")
     return content
+
+
+def _json(text: str) -> Any:
+    from zenflow.deepspeed.file import without_comments
+
+    return json.loads(without_comments(text))  # which a DeepSpeed JSON may have
 
 
 def _toml(path: Path, text: str) -> dict[str, Any]:

@@ -89,21 +89,24 @@ def _latent(reading: Reading, style: Style, width: int, heads: int) -> Mixing:
         *matrix("kv_b_proj", heads * (plain + value), low),
         *matrix("o_proj", width, heads * value, bias=bias),
     ]
+    scored = 0
     if style.indexer:
-        found += _indexer(reading, width, rank)
+        network, scored = _indexer(reading, width, rank)
+        found += network
     between = (rank or 0) + low + rotated
     mixer = Mixer(
         heads=heads, queries=queries, keys=queries, values=heads * value, outputs=heads * value,
-        between=between,
+        between=between, scored=scored,
     )  # fmt: skip
     return found, mixer, float((rank or 0) + low)
 
 
-def _indexer(reading: Reading, width: int, rank: int | None) -> list[Parameter]:
-    """Return the network that scores the tokens to attend to (DeepSeek-V3.2)."""
+def _indexer(reading: Reading, width: int, rank: int | None) -> tuple[list[Parameter], int]:
+    """Return the network that scores the tokens to attend to (DeepSeek-V3.2), and its width."""
     heads, head = reading.count("index_n_heads"), reading.count("index_head_dim")
     reading.rule(rank is not None, "q_lora_rank must be given: the indexer reads its queries")
-    return [
+    found = [
         *matrix("indexer.wq_b", heads * head, rank or 1), *matrix("indexer.wk", head, width),
         *norm("indexer.k_norm", head), *matrix("indexer.weights_proj", heads, width),
     ]  # fmt: skip
+    return found, heads * head

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sim.models.shapes.attention import Mixing, attention
 from sim.models.shapes.feed_forward import FeedForward, feed_forward, sparse_layers
-from sim.models.shapes.parts import Layer, Mixer, Parameter, matrix, norm, vector
+from sim.models.shapes.parts import Layer, Parameter, matrix, norm, vector
 from sim.models.shapes.reading import Reading
 from sim.models.shapes.style import Style, Windows
-from dataclasses import replace
 
 _WINDOWED = ("sliding_attention", "chunked_attention")
 _ATTENTIONS = ("full_attention", *_WINDOWED, "attention")
@@ -42,7 +42,10 @@ def mimo(reading: Reading, style: Style) -> list[Layer]:
     Its own code holds that layer, and no step of training computes with it (modeling_mimo.py).
     """
     layers = decoder(reading, style)
-    width, more = reading.count("hidden_size"), reading.count("num_nextn_predict_layers", usual=0, least=0)
+    width, more = (
+        reading.count("hidden_size"),
+        reading.count("num_nextn_predict_layers", usual=0, least=0),
+    )
     beside = [
         *norm("token_layernorm", width, bias=False), *norm("hidden_layernorm", width, bias=False),
         *norm("final_layernorm", width, bias=False), *matrix("input_proj", width, 2 * width),

@@ -75,9 +75,7 @@ def _mixture(reading: Reading, style: Style, asked: Experts, width: int) -> Feed
     if asked.expert_bias:
         found.append(vector("router.expert_bias", number))
     for index in range(number):
-        found += _one(
-            f"experts.{index}", width, inner, style, bias=asked.bias, active=share
-        )
+        found += _one(f"experts.{index}", width, inner, style, bias=asked.bias, active=share)
     shared = _shared_width(reading, asked, inner)
     if shared:
         found += _one(

@@ -59,7 +59,7 @@ def _mixing(reading: Reading, family: Hybrid, width: int, block: Block) -> Mixin
         return parts[0] if parts else None
     (own, first, normed), (more, second, others) = parts
     # Attention's widths decide its scores; the recurrence's come on top of what is kept.
-    mixer = replace(first, between=first.between + second.width)
+    mixer = replace(first, between=first.between + second.width, state_flop=second.state_flop)
     return [*own, *more], mixer, normed + others
 
 
@@ -93,4 +93,3 @@ def by_types(
         )  # fmt: skip
         kinds = ["full_attention"] * count
     return [Block(kind not in recurs, kind in recurs, feeds) for kind in kinds]
-

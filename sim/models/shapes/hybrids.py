@@ -119,9 +119,7 @@ def _both(reading: Reading) -> Sequence[Block]:
     return [Block(True, True, "dense")] * reading.count("num_hidden_layers")
 
 
-_MAMBA = Hybrid(
-    style=Style(norms=("norm",), is_tied=True), recurrence=mamba, blocks=_alone
-)
+_MAMBA = Hybrid(style=Style(norms=("norm",), is_tied=True), recurrence=mamba, blocks=_alone)
 _BAMBA_STYLE = replace(LLAMA, usual_groups=8, usual={})
 
 HYBRIDS: Mapping[str, Hybrid] = {
@@ -146,7 +144,8 @@ HYBRIDS: Mapping[str, Hybrid] = {
             mamba2,
             names=Mamba2(
                 heads="num_heads", head="head_dim", groups="n_groups", state="state_size",
-                kernel="conv_kernel", bias="use_bias", conv_bias="use_conv_bias",
+                kernel="conv_kernel", chunk="chunk_size", bias="use_bias",
+                conv_bias="use_conv_bias",
             ),
         ),
         blocks=_alone,
@@ -178,7 +177,7 @@ HYBRIDS: Mapping[str, Hybrid] = {
     ),
     "nemotron_h": Hybrid(
         style=Style(
-            norms=("norm",), qkv_bias=("attention_bias", False), out_bias=("attention_bias", False),
+            norms=("norm",), qkv_bias=LLAMA.qkv_bias, out_bias=LLAMA.out_bias,
             mlp_bias=("mlp_bias", False), is_gated=False, usual_head=128, usual_groups=8,
             experts=Experts(
                 number=("n_routed_experts",), shared="moe_shared_expert_intermediate_size"
@@ -188,7 +187,7 @@ HYBRIDS: Mapping[str, Hybrid] = {
             mamba2,
             names=Mamba2(
                 heads="mamba_num_heads", head="mamba_head_dim", groups="n_groups",
-                state="ssm_state_size", kernel="conv_kernel", bias="use_bias",
+                state="ssm_state_size", kernel="conv_kernel", chunk="chunk_size", bias="use_bias",
                 conv_bias="use_conv_bias",
             ),
         ),

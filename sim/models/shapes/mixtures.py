@@ -59,9 +59,7 @@ _DEEPSEEK = Experts(
     num_shared=("n_shared_experts",), usual_shared=2, sparse=_behind(0, "moe_layer_freq"),
 )  # fmt: skip
 _DEEPSEEK3 = replace(_DEEPSEEK, usual_shared=1, sparse=_behind(3, "moe_layer_freq"))
-_DEEPSEEK_V3 = Style(
-    latent=True, qkv_bias=_BIAS, experts=_DEEPSEEK3, usual={"q_lora_rank": 1536}
-)
+_DEEPSEEK_V3 = Style(latent=True, qkv_bias=_BIAS, experts=_DEEPSEEK3, usual={"q_lora_rank": 1536})
 _GLM_MOE = Style(
     qkv_bias=_BIAS, head_norm="head", head_norm_switch=("use_qk_norm", False),
     experts=replace(_DEEPSEEK, usual_shared=1, sparse=_behind(1)),
@@ -125,7 +123,7 @@ MIXTURES: Mapping[str, Style] = {
     "glm_moe_dsa": replace(_DEEPSEEK_V3, indexer=True),
     "glm4_moe": _GLM_MOE,
     "glm4_moe_lite": replace(
-        _DEEPSEEK_V3, usual={"q_lora_rank": 768}, 
+        _DEEPSEEK_V3, usual={"q_lora_rank": 768},
         experts=replace(_DEEPSEEK, usual_shared=1, sparse=_behind(1)),
     ),
     "dots1": Style(
@@ -138,7 +136,8 @@ MIXTURES: Mapping[str, Style] = {
         head_bias=("use_bias", False), usual_groups=4, is_tied=True,
         experts=Experts(
             number=("moe_num_experts", "num_experts"), chosen=("moe_k", "num_experts_per_tok"),
-            num_shared=("moe_num_shared_experts",), usual_shared=2, expert_bias=True, sparse=_between,
+            num_shared=("moe_num_shared_experts",), usual_shared=2, expert_bias=True,
+            sparse=_between,
         ),
     ),
     "exaone_moe": Style(

@@ -36,6 +36,7 @@ class Mixer:
     """
 
     heads: int
+    """Number of heads that attend; 0 for a recurrence."""
     queries: int
     """Width of queries over all heads."""
     keys: int
@@ -48,13 +49,15 @@ class Mixer:
     """Width of what lies between two projections of low rank, or before a gate."""
     window: int | None = None
     """Number of tokens that a token attends to at most; None is all."""
+    scored: int = 0
+    """Width of scores that choose tokens, over all heads; 0 where all are attended to."""
     state_flop: float = 0.0
     """FLOP of a recurrence for each token, projections left out; 0 for attention."""
 
     @property
     def is_attention(self) -> bool:
         """Whether tokens attend to one another, at a cost that grows with their number."""
-        return not self.state_flop
+        return self.heads > 0
 
     @property
     def width(self) -> int:

@@ -56,9 +56,7 @@ def plain(reading: Reading, style: Plain) -> list[Layer]:
     heads, vocabulary = reading.count(*style.heads), reading.count("vocab_size")
     head = head_width(reading, style.width, style.heads, width, heads)
     keys = head if reading.switch(style.multi_query) else width
-    inner = reading.count(
-        *style.inner, usual=style.inner_default and style.inner_default * width
-    )
+    inner = reading.count(*style.inner, usual=style.inner_default and style.inner_default * width)
     first = matrix("wte", vocabulary, width)
     if style.positions is not None:
         first += matrix("wpe", reading.count(style.positions) + style.offset, width)
@@ -151,7 +149,8 @@ def falcon(reading: Reading) -> list[Layer]:
     if not reading.switch(("tie_word_embeddings", True)):
         last += matrix("lm_head", vocabulary, width)
     layer = Layer(
-        name="", parameters=tuple(own), inner_width=float(inner), normed_width=float(norms * width),
+        name="", parameters=tuple(own), inner_width=float(inner),
+        normed_width=float(norms * width),
         mixer=Mixer(heads=heads, queries=width, keys=keys, values=keys, outputs=width),
     )  # fmt: skip
     return stacked(matrix("word_embeddings", vocabulary, width), "h", [layer] * count, last)

@@ -198,7 +198,8 @@ class Reading:
     def divides(self, count: int, names: str, whole: int, of: str, why: str = "") -> None:
         """Note that one field is no multiple of another."""
         self.rule(
-            whole % count == 0, f"{of} must be a multiple of {names}{why}, got {whole} and {count}",
+            whole % count == 0,
+            f"{of} must be a multiple of {names}{why}, got {whole} and {count}",
             of, names,
         )  # fmt: skip
 

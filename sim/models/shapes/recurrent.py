@@ -29,6 +29,7 @@ class Mamba2:
     kernel: str = "mamba_d_conv"
     inner: str | None = None
     """Field with the inner width; null or None is heads times their width."""
+    chunk: str = "mamba_chunk_size"
     bias: str = "mamba_proj_bias"
     conv_bias: str = "mamba_conv_bias"
     has_norm: tuple[str, bool] | bool = True
@@ -60,9 +61,9 @@ def delta_rule(reading: Reading, width: int, *, is_split: bool) -> Mixing:
         found += matrix("in_proj_qkvz", channels + values, width)
         found += matrix("in_proj_ba", 2 * heads, width)
     found += [vector("linear_attn.norm.weight", value), *matrix("out_proj", width, values)]
-    pairs = 4.0 * _CHUNK * (key + value) + 2.0 * _CHUNK**2  # inside a chunk, triangles whole
+    pairs = 2.0 * _CHUNK * (3.0 * key + 2.0 * value)  # inside a chunk, triangles whole
     mixer = Mixer(
-        heads=heads, queries=keys, keys=keys, values=values, outputs=values, between=values,
+        heads=0, queries=keys, keys=keys, values=values, outputs=values, between=values,
         state_flop=heads * (pairs + 6.0 * key * value),
     )  # fmt: skip
     return found, mixer, float(values)
@@ -102,14 +103,18 @@ def mamba(reading: Reading, width: int, *, prefix: str = "", has_norms: bool = F
         found += [vector("dt_layernorm.weight", rank)]
         found += [vector(f"{name}_layernorm.weight", state) for name in ("b", "c")]
     mixer = Mixer(
-        heads=1, queries=inner, keys=inner, values=inner, outputs=inner,
+        heads=0, queries=inner, keys=inner, values=inner, outputs=inner,
         between=rank + 2 * state, state_flop=_SCAN * inner * state,
     )  # fmt: skip
     return found, mixer, float(has_norms * (rank + 2 * state))
 
 
 def mamba2(reading: Reading, width: int, names: Mamba2) -> Mixing:
-    """Return Mamba-2's recurrence, a scalar decay for each head (arXiv 2405.21060)."""
+    """Return Mamba-2's recurrence, a scalar decay for each head (arXiv 2405.21060).
+
+    Its FLOP are those of the chunked form (section 6): pairs of tokens inside a chunk, and the
+    states that chunks leave and take.
+    """
     heads = reading.count(names.heads)
     given = None if names.inner is None else reading.maybe(names.inner)
     is_auto = reading.config.get(names.head, "auto") in ("auto", None)
@@ -127,9 +132,10 @@ def mamba2(reading: Reading, width: int, names: Mamba2) -> Mixing:
     has_norm = reading.switch(names.has_norm)
     found += [vector("mamba.norm.weight", inner)] if has_norm else []
     found += matrix("mamba.out_proj", width, inner, bias=bias)
+    chunk = reading.count(names.chunk, usual=256)
     mixer = Mixer(
-        heads=heads, queries=groups * state, keys=groups * state, values=inner, outputs=inner,
-        between=inner, state_flop=_SCAN * inner * state,
+        heads=0, queries=groups * state, keys=groups * state, values=inner, outputs=inner,
+        between=inner, state_flop=2.0 * chunk * (groups * state + inner) + 4.0 * state * inner,
     )  # fmt: skip
     return found, mixer, float(has_norm * inner)
 
@@ -143,7 +149,7 @@ def short_convolution(reading: Reading, width: int) -> Mixing:
         *matrix("conv.out_proj", width, width, bias=bias),
     ]  # fmt: skip
     mixer = Mixer(
-        heads=1, queries=width, keys=width, values=width, outputs=width, state_flop=4.0 * width
+        heads=0, queries=width, keys=width, values=width, outputs=width, state_flop=4.0 * width
     )
     return found, mixer, 0.0
 

@@ -292,7 +292,8 @@ def test_known_keys_have_the_outcome_of_their_list(section):
     [
         (None, "can't be read"),
         ("{", "must be JSON"),
-        ('{"bf16": {},}', "no comma behind the last key"),
+        ('{"bf16": {},,}', "a comma behind the last key are passed over"),
+        ('{"bf16": {} /* on', "must be JSON"),
         ("[]", "must hold a JSON object"),
         ('{"bf16": 1, "bf16": 2}', "'bf16' stands there twice"),
         (

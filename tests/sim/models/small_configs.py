@@ -9,7 +9,8 @@ SIZES = {
 }  # fmt: skip
 GROUPED = {**SIZES, "num_key_value_heads": 3}
 LATENT = {
-    **SIZES, "kv_lora_rank": 10, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6,
+    **SIZES, "num_key_value_heads": 6, "kv_lora_rank": 10, "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4, "v_head_dim": 6,
 }  # fmt: skip
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 20}
 DELTA = {
@@ -251,11 +252,11 @@ CONFIGS = {
         },
     ],
     "phimoe": [
-        {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 1},
+        {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2},
         {
             **GROUPED,
             "num_local_experts": 4,
-            "num_experts_per_tok": 1,
+            "num_experts_per_tok": 2,
             "attention_bias": True,
             "lm_head_bias": True,
         },

@@ -63,7 +63,8 @@ def test_layers_stand_between_embedding_and_head(config):
     layers = layers_of(config)
     assert [layers[0].name, layers[-1].name] == ["embedding", "head"]
     assert all(layer.is_inner and layer.normed_width > 0 for layer in layers[1:-1])
-    assert not layers[0].is_inner and not layers[-1].is_inner
+    assert not layers[0].is_inner
+    assert not layers[-1].is_inner
 
 
 def test_experts_compute_for_their_share_of_the_tokens():
@@ -71,7 +72,8 @@ def test_experts_compute_for_their_share_of_the_tokens():
     shares = {p.name.split(".")[0]: p.active for p in layer.parameters}
     assert shares["experts"] == 0.5
     assert shares["q_proj"] == shares["router"] == 1.0
-    assert layer.routed == 2 and layer.inner_width == 2 * 92
+    assert layer.routed == 2
+    assert layer.inner_width == 2 * 92
 
 
 def test_mimo_is_qwen2_and_a_layer_that_no_step_computes_with():
@@ -129,7 +131,8 @@ WRAPPERS = {
     "qwen3_vl": {"text_config": {"model_type": "qwen3_vl_text", **CONFIGS["qwen3"][0],
                                  "head_dim": 8, "tie_word_embeddings": True},
                  "tie_word_embeddings": False},
-    "mistral3": {"tie_word_embeddings": False, "text_config": {"model_type": "mistral", **CONFIGS["mistral"][0]},
+    "mistral3": {"text_config": {"model_type": "mistral", **CONFIGS["mistral"][0]},
+                 "tie_word_embeddings": False,
                  "vision_config": {"model_type": "pixtral", **SIGHT}},
     "llama4": {"text_config": {"model_type": "llama4_text", **CONFIGS["llama4_text"][0]}},
 }  # fmt: skip
@@ -148,7 +151,7 @@ def test_of_a_model_with_more_parts_the_text_part_is_counted(kind):
 
 def test_what_a_nested_part_leaves_out_is_said():
     model = read_model({"model_type": "gemma3", **WRAPPERS["gemma3"]})
-    assert "leaves out vocab_size, num_attention_heads: taken as transformers" in model.notes[1]
+    assert "lacks vocab_size, num_attention_heads: taken as transformers" in model.notes[1]
     with pytest.raises(ConfigError, match="lacks vocab_size"):  # at the top it must be there
         read_model({"model_type": "gemma3_text", **WRAPPERS["gemma3"]["text_config"]})
 

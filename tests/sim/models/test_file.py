@@ -71,7 +71,7 @@ def test_what_transformers_or_an_editor_leaves_is_read(data, tmp_path):
 
 
 def test_a_directory_without_a_model_names_those_below_it(tmp_path):
-    with pytest.raises(ConfigError, match="can't be read .*directory that holds one"):
+    with pytest.raises(ConfigError, match=r"can't be read .*directory that holds one"):
         find_model(tmp_path)
     for name in ("final", "epoch-1"):
         (tmp_path / name).mkdir()
