@@ -151,7 +151,7 @@ def test_of_a_model_with_more_parts_the_text_part_is_counted(kind):
 
 def test_what_a_nested_part_leaves_out_is_said():
     model = read_model({"model_type": "gemma3", **WRAPPERS["gemma3"]})
-    assert "lacks vocab_size, num_attention_heads: taken as transformers" in model.notes[1]
+    assert "leaves out vocab_size, num_attention_heads: taken as transformers" in model.notes[1]
     with pytest.raises(ConfigError, match="lacks vocab_size"):  # at the top it must be there
         read_model({"model_type": "gemma3_text", **WRAPPERS["gemma3"]["text_config"]})
 
