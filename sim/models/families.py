@@ -10,8 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from sim.models.shapes.crossed import MLLAMA, mllama
 from sim.models.shapes.decoder import decoder, mimo
 from sim.models.shapes.dense import DENSE
+from sim.models.shapes.gemma import STYLE as GEMMA
+from sim.models.shapes.gemma import gemma3n, gemma4
 from sim.models.shapes.gpt import OTHERS, STYLES
 from sim.models.shapes.hybrid import hybrid
 from sim.models.shapes.hybrids import HYBRIDS, lfm2
@@ -21,11 +24,23 @@ from sim.models.shapes.reading import Config, Reading
 from sim.models.shapes.style import Style
 from sim.models.shapes.text_part import Part, text_part
 
+_STYLES: Mapping[str, Style] = {
+    **DENSE,
+    **MIXTURES,
+    **{kind: family.style for kind, family in HYBRIDS.items()},
+    "gemma3n_text": GEMMA,
+    "gemma4_text": GEMMA,
+    "mimo": DENSE["qwen2"],
+    "mllama_text_model": MLLAMA,
+}
 FAMILIES: Mapping[str, Callable[[Reading], list[Layer]]] = {
     **{kind: partial(decoder, style=style) for kind, style in {**DENSE, **MIXTURES}.items()},
     **OTHERS,
     **{kind: partial(hybrid, family=family) for kind, family in HYBRIDS.items()},
     "lfm2": lfm2,
+    "gemma3n_text": gemma3n,
+    "gemma4_text": gemma4,
+    "mllama_text_model": mllama,
     "mimo": partial(mimo, style=DENSE["qwen2"]),
 }
 """Layers of each `model_type` of a config.json, as a function of the file."""
@@ -33,6 +48,7 @@ FAMILIES: Mapping[str, Callable[[Reading], list[Layer]]] = {
 LOGIT_SCALES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 """Fields of transformers' configurations by which a model changes its logits behind the layer."""
 _USUAL_SCALES = {
+    "gemma3n_text": {"final_logit_softcapping": 30.0},
     "gemma2": {"final_logit_softcapping": 30.0}, "vaultgemma": {"final_logit_softcapping": 30.0},
     "nanochat": {"final_logit_softcapping": 15.0}, "cohere": {"logit_scale": 0.0625},
     "cohere2": {"logit_scale": 0.0625},
@@ -140,14 +156,8 @@ def scales_logits(config: Config, kind: str | None = None) -> bool:
 
 def _usual(part: Part) -> Mapping[str, int] | None:
     """Return the sizes that a nested part may leave out."""
-    return _style(part.kind).usual if part.is_nested and part.kind not in _DROPOUTS else None
-
-
-def _style(kind: str) -> Style:
-    """Return the style of a family that has one."""
-    if kind in HYBRIDS:
-        return HYBRIDS[kind].style
-    return DENSE["qwen2"] if kind == "mimo" else {**DENSE, **MIXTURES}[kind]
+    style = _STYLES.get(part.kind)
+    return style.usual if style is not None and part.is_nested else None
 
 
 def _dropouts(reading: Reading, kind: str) -> tuple[bool, bool]:
@@ -157,7 +167,7 @@ def _dropouts(reading: Reading, kind: str) -> tuple[bool, bool]:
     """
     known = _DROPOUTS.get(kind)
     if known is None:
-        style = _style(kind)
+        style = _STYLES[kind]
         known = dict.fromkeys(filter(None, style.dropouts), _USUAL_DROPOUT.get(kind, 0.0))
     found = [reading.share(name, usual) > 0 for name, usual in known.items()]
     return (False, found[0]) if len(found) < 2 else (found[0], found[1])

@@ -15,15 +15,16 @@ def attention(reading: Reading, style: Style, width: int) -> Mixing:
     heads = reading.count("num_attention_heads")
     if style.latent:
         return _latent(reading, style, width, heads)
-    own = reading.maybe("head_dim", absent=style.usual_head)
+    own = reading.maybe(*style.called("head_dim"), absent=style.usual_head)
     if own is None:
         why = " where head_dim is not given"
         reading.divides(heads, "num_attention_heads", width, "hidden_size", why)
     head = own or max(1, width // heads)
-    groups = reading.maybe("num_key_value_heads", absent=style.usual_groups) or heads
+    names = style.called("num_key_value_heads")
+    groups = reading.maybe(*names, absent=style.usual_groups) or heads
     reading.divides(
-        groups, "num_key_value_heads", heads, "num_attention_heads",
-        "" if "num_key_value_heads" in reading.config else f" ({groups} where it is missing)",
+        groups, names[0], heads, "num_attention_heads",
+        "" if names[0] in reading.config else f" ({groups} where it is missing)",
     )  # fmt: skip
     queries, keys = heads * head, groups * head
     bias, out_bias = reading.switch(style.qkv_bias), reading.switch(style.out_bias)

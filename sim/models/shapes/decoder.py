@@ -17,8 +17,8 @@ _ATTENTIONS = ("full_attention", *_WINDOWED, "attention")
 
 def decoder(reading: Reading, style: Style) -> list[Layer]:
     """Return the layers of a decoder."""
-    width, count = reading.count("hidden_size"), reading.count("num_hidden_layers")
-    vocabulary = reading.count("vocab_size")
+    width, count = reading.count("hidden_size"), reading.count(*style.called("num_hidden_layers"))
+    vocabulary = reading.count(*style.called("vocab_size"))
     mixing = attention(reading, style, width)
     windows = _windows(reading, style.windows, count)
     sparse = sparse_layers(reading, style, count)

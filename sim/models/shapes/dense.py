@@ -145,6 +145,22 @@ DENSE: Mapping[str, Style] = {
     "bitnet": Style(qkv_bias=_BIAS, out_bias=_BIAS, inner_norms=True),
     "cwm": Style(windows=Windows(usual=8192), usual_head=128, usual_groups=8),
     "internlm3": replace(LLAMA, usual_head=128, usual_groups=2),
+    # Families with code of their own beside their files, by that code.
+    "baichuan": Style(fused_qkv=True),  # modeling_baichuan.py of the 7B
+    "chatglm": Style(
+        qkv_bias=("add_qkv_bias", False), out_bias=("add_bias_linear", False),
+        mlp_bias=("add_bias_linear", False), fused_qkv=True, fused_gate=True,
+        names={
+            "num_hidden_layers": ("num_layers",), "vocab_size": ("padded_vocab_size",),
+            "intermediate_size": ("ffn_hidden_size",), "head_dim": ("kv_channels",),
+            "num_key_value_heads": ("multi_query_group_num",),
+        },
+    ),
+    "exaone": Style(names={"num_hidden_layers": ("num_layers", "num_hidden_layers")}),
+    "internlm2": Style(qkv_bias=("bias", False), out_bias=("bias", False), fused_qkv=True),
+    "qwen": Style(
+        qkv_bias=True, fused_qkv=True, halves_inner=True, names={"head_dim": ("kv_channels",)}
+    ),
     "nanochat": Style(norm="none", qkv_bias=_BIAS, out_bias=_BIAS, is_gated=False),
     "persimmon": Style(
         norm="layer", fused_qkv=True, qkv_bias=True, out_bias=True, mlp_bias=True,

@@ -35,8 +35,11 @@ def feed_forward(reading: Reading, style: Style, width: int, *, is_sparse: bool)
     """Return a layer's feed-forward."""
     if is_sparse and style.experts is not None:
         return _mixture(reading, style, style.experts, width)
-    names = ("intermediate_size",) if style.experts is None else style.experts.dense
+    names = style.called("intermediate_size") if style.experts is None else style.experts.dense
     inner, bias = reading.count(*names), reading.switch(style.mlp_bias)
+    if style.halves_inner:
+        reading.rule(inner % 2 == 0, f"{names[0]} must be even, got {inner}", names[0])
+        inner = max(1, inner // 2)
     own = _one("mlp", width, inner, style, bias=bias, fused=style.fused_gate)
     if style.inner_norms:
         own.append(vector("mlp.ffn_sub_norm.weight", inner))

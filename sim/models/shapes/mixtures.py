@@ -118,6 +118,7 @@ MIXTURES: Mapping[str, Style] = {
         latent=True, qkv_bias=_BIAS, mlp_bias=("mlp_bias", False), experts=_DEEPSEEK,
         usual={"q_lora_rank": 1536},
     ),
+    "deepseek": Style(qkv_bias=_BIAS, out_bias=_BIAS, experts=_DEEPSEEK),  # its own code
     "deepseek_v3": _DEEPSEEK_V3,
     "deepseek_v32": replace(_DEEPSEEK_V3, indexer=True),
     "glm_moe_dsa": replace(_DEEPSEEK_V3, indexer=True),

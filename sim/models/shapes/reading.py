@@ -174,8 +174,9 @@ class Reading:
         if strange is not None:
             self._refuse(name, f"made of {', '.join(known)}", got=strange)
             return None
-        if count is not None and len(value) != count and self._is_sound("num_hidden_layers"):
-            self._refuse(name, f"a list of {count} words, one a layer", got=f"{len(value)}")
+        if count is not None and len(value) != count:
+            if self._is_sound("num_hidden_layers"):
+                self._refuse(name, f"a list of {count} words, one a layer", got=f"{len(value)}")
             return None
         return list(value)
 

@@ -103,5 +103,13 @@ class Style:
     """Whether the output layer shares the embedding's table where nothing is said."""
     dropouts: tuple[str, ...] = ("", "attention_dropout")
     """Fields with the dropout of a layer's outputs, and of attention's scores."""
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names of fields that are called otherwise than in transformers' classes."""
+    halves_inner: bool = False
+    """Whether the file has the width of gate and up together."""
     usual: Mapping[str, int] = field(default_factory=dict)
     """Sizes that a nested part of a file may leave out, by transformers' classes."""
+
+    def called(self, name: str) -> tuple[str, ...]:
+        """Return the names that a field may have."""
+        return self.names.get(name, (name,))

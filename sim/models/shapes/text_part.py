@@ -19,6 +19,10 @@ ALIASES: Mapping[str, str] = {
     "gemma3_text_model": "gemma3_text",
     "gpt-sw3": "gpt2",
     "kimi_k2": "deepseek_v3",
+    "stablelm_epoch": "stablelm",
+    "RefinedWebModel": "falcon",
+    "Yi": "llama",
+    "aquila": "llama",
     "ministral3_text": "ministral3",
     "qwen2_vl": "qwen2",
     "qwen2_vl_text": "qwen2",
@@ -33,7 +37,8 @@ ALIASES: Mapping[str, str] = {
 }
 """Family whose shapes a `model_type` has under another name."""
 _NESTED: Mapping[str, str] = {
-    "fuyu": "persimmon", "gemma3": "gemma3_text", "idefics2": "mistral", "idefics3": "llama",
+    "fuyu": "persimmon", "gemma3": "gemma3_text", "gemma3n": "gemma3n_text",
+    "gemma4": "gemma4_text", "mllama": "mllama_text_model", "idefics2": "mistral", "idefics3": "llama",
     "llama4": "llama4_text", "llava": "llama", "llava_next": "llama", "llava_onevision": "qwen2",
     "mistral3": "mistral", "paligemma": "gemma", "qwen2_5_vl": "qwen2", "qwen2_vl": "qwen2",
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "qwen3_vl": "qwen3",
@@ -54,11 +59,8 @@ _TIED_INSIDE = ("fast_vlm", "glm4", "glm_ocr", "hunyuan_vl", "llava", "minimax_m
 """Beginnings of names of models whose outer "not tied" leaves the word to the inner part."""
 _WHY_NOT: Mapping[str, str] = {
     "clip": "it compares pictures with texts, and is no language model",
-    "mllama": "its text part has layers that attend to pictures, which are not counted yet",
     "zamba": "its layers share one block of attention, which is not counted yet",
     "zamba2": "its layers share blocks of attention, which is not counted yet",
-    "gemma3n": "its layers have tables of their own and several residual streams, which are not "
-    "counted yet",
     "nemotron-nas": "its layers differ by a list of blocks, which is not counted yet",
 }
 """Reason for which a well-known `model_type` is not counted."""

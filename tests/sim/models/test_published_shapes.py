@@ -71,6 +71,23 @@ FILES = {
     "ai21labs/Jamba-v0.1 (arXiv 2403.19887: 52B, 12B)": ("jamba", sizes(
         4096, 14_336, 32, 32, 65_536, num_key_value_heads=8, num_experts=16,
         num_experts_per_tok=2), 51_570_323_328, 12.1),
+    "LGAI-EXAONE/EXAONE-3.5-7.8B-Instruct": ("exaone", {
+        "hidden_size": 4096, "intermediate_size": 14_336, "num_layers": 32, "vocab_size": 102_400,
+        "num_attention_heads": 32, "num_key_value_heads": 8}, 7_818_448_896, None),
+    "internlm/internlm2-7b": ("internlm2", sizes(
+        4096, 14_336, 32, 32, 92_544, num_key_value_heads=8, bias=False), 7_737_708_544, None),
+    "baichuan-inc/Baichuan2-7B-Base": ("baichuan", sizes(
+        4096, 11_008, 32, 32, 125_696), 7_505_973_248, None),
+    "THUDM/chatglm3-6b": ("chatglm", {
+        "hidden_size": 4096, "ffn_hidden_size": 13_696, "num_layers": 28,
+        "num_attention_heads": 32, "multi_query_group_num": 2, "kv_channels": 128,
+        "padded_vocab_size": 65_024, "add_qkv_bias": True}, 6_243_584_000, None),
+    "Qwen/Qwen-7B": ("qwen", sizes(
+        4096, 22_016, 32, 32, 151_936, kv_channels=128), 7_721_324_544, None),
+    "deepseek-ai/deepseek-moe-16b-base (arXiv 2401.06066: 16.4B, 2.8B)": ("deepseek", sizes(
+        2048, 10_944, 28, 16, 102_400, num_key_value_heads=16, n_routed_experts=64,
+        n_shared_experts=2, num_experts_per_tok=6, moe_intermediate_size=1408,
+        first_k_dense_replace=1), 16_375_728_128, 2.83),
     "XiaomiMiMo/MiMo-7B-Base": ("mimo", sizes(
         4096, 11_008, 36, 32, 151_680, num_key_value_heads=8, head_dim=128,
         num_nextn_predict_layers=1), 7_833_409_536, None),
