@@ -176,6 +176,23 @@ class Workload:
         sizes = {id(layer.parameters): layer.numel for layer in self.distinct_layers}
         return sum(sizes[id(layer.parameters)] for layer in self.layers)
 
+    @functools.cached_property
+    def active_params(self) -> int:
+        """Parameters that compute with a token: of a mixture's experts those that are chosen."""
+        sizes = {
+            id(layer.parameters): sum(p.active * p.numel for p in layer.parameters)
+            for layer in self.distinct_layers
+        }
+        return round(sum(sizes[id(layer.parameters)] for layer in self.layers))
+
+    @property
+    def sizes(self) -> str:
+        """Parameters in words, and of a mixture those that compute with a token."""
+        words = f"{self.num_params / 1e9:.3g} B parameters"
+        if self.active_params == self.num_params:
+            return words
+        return f"{words}, {self.active_params / 1e9:.3g} B active"
+
     @property
     def model_bytes(self) -> int:
         """Bytes of all weights."""

@@ -33,8 +33,11 @@ def heading(plan: Plan, notes: list[str]) -> list[str]:
     each = "each device's step" if hardware.total_devices > 1 else "a step"
     hosts = f"{hardware.num_hosts} hosts, each " if hardware.num_hosts > 1 else ""
     network = f", {hardware.network.name}" if hardware.network is not None else ""
+    active = ""
+    if work.active_params != work.num_params:
+        active = f" ({work.active_params / 1e9:.3g} of them active)"
     lines = [
-        f"{work.name}, {work.num_params / 1e9:.3g} billion parameters in {work.dtype}; "
+        f"{work.name}, {work.num_params / 1e9:.3g} billion parameters{active} in {work.dtype}; "
         f"{each} takes {count} x {work.sequence} tokens",
         f"{hardware.name}: {hosts}{hardware.num_devices} x {hardware.device.name} with "
         f"{gib(hardware.device.memory.value)}, {hardware.host.name} with "

@@ -149,6 +149,7 @@ def _record(
     return {
         "model": workload.name,
         "num_params": workload.num_params,
+        "active_params": workload.active_params,
         "hardware": hardware.name,
         "num_devices": hardware.total_devices,
         "num_hosts": hardware.num_hosts,
@@ -181,7 +182,7 @@ def _text(
 ) -> str:
     step, workload = prediction.step_seconds, memory.workload
     lines = [
-        f"{workload.name} ({workload.num_params / 1e9:.3g} B parameters), {prediction.strategy}, "
+        f"{workload.name} ({workload.sizes}), {prediction.strategy}, "
         f"on {_machine(hardware)}; simulated",
         f"rule     {rule_of(memory.strategy)}",
         *notes,
