@@ -243,8 +243,7 @@ def _kept(counts: Activations, change: float) -> tuple[float, float]:
     workload, again = counts.workload, counts.workload.recomputed
     whole, layer = sum(counts.kept_bytes()[:-1]), counts.kept_at_the_end()
     whole += change * sum(
-        each.is_inner and not redone
-        for each, redone in zip(workload.layers, again, strict=True)
+        each.is_inner and not redone for each, redone in zip(workload.layers, again, strict=True)
     )
     layer += 0.0 if any(again) else change  # a recomputed layer keeps its input in any case
     return max(0.0, whole - sum(counts.leaving_bytes())), layer

@@ -65,7 +65,7 @@ def as_traced(request: Request, given: Collection[str]) -> Request:
 
 
 def notes_on(workload: Workload, hardware: HardwareProfile) -> list[str]:
-    """Return what was read of a model's file, and what a prediction takes from a trace."""
+    """Return sentences on a model's file, and on facts that a prediction takes from a trace."""
     notes = [f"{workload.name}: {note}" for note in workload.notes]
     if workload.stored_as is not None:
         notes.append(
@@ -168,7 +168,6 @@ def workload_of(request: Request, hardware: HardwareProfile) -> Workload:
 
 
 _MOST = {"batch_size": 65_536, "sequence": 16_777_216, "grad_accum": MOST_MICRO_BATCHES}
-_MOST_LAYERS = 1_000
 """Values beyond which nobody trains, and a prediction would take minutes."""
 
 
@@ -186,17 +185,9 @@ def _check_size(request: Request) -> None:
 
 
 def _model(name: str) -> tuple[str, dict[str, Any]]:
-    from sim.models.families import read_model
     from sim.models.table import find_model
 
     size = MODEL_SIZES.get(name)
     if size is not None:
         return name, size.config()
-    found, config = find_model(name)
-    layers = sum(layer.is_inner for layer in read_model(config).layers)
-    if layers > _MOST_LAYERS:
-        raise ConfigError(
-            f"{found}: a model must have at most {_MOST_LAYERS:,} layers, got {layers:,}: check "
-            "its config.json"
-        )
-    return found, config
+    return find_model(name)

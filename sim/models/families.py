@@ -115,9 +115,9 @@ def read_model(config: Config) -> Model:
     learned = _LEARNED.get(kind)
     positions = reading.maybe(learned or "max_position_embeddings")
     dropouts = _dropouts(reading, kind)
-    quantised = reading.section("quantization_config") or (
-        config.get("quantization_config") if part.is_nested else None
-    )
+    quantised = reading.section("quantization_config")
+    for name in LOGIT_SCALES:
+        reading.number(name)
     reading.finish(kind)
     stored = None
     if quantised:
@@ -174,7 +174,7 @@ def _dropouts(reading: Reading, kind: str) -> tuple[bool, bool]:
 
 
 def _notes(part: Part, reading: Reading) -> list[str]:
-    """Return what was left out of a file, or taken for granted."""
+    """Return sentences on parts of a file that were left out or taken for granted."""
     notes = list(part.notes)
     if reading.assumed:
         fields = ", ".join(dict.fromkeys(reading.assumed))

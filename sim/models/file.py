@@ -68,7 +68,7 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 def _what_else(content: bytes) -> str | None:
-    """Return what a file is by its first bytes; None where it may be text."""
+    """Return words for a file of another kind, by its first bytes; None where it may be text."""
     if not content.strip():
         return "empty"
     if len(content) > _MOST_BYTES:
@@ -91,7 +91,7 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _remedy(file: Path) -> str:
-    """Return what to give in place of a file that is not there."""
+    """Return the remedy for a file that is not there."""
     folder = file.parent
     if file.name != "config.json" or not folder.is_dir():
         return "give a model's config.json, or a directory that holds one"

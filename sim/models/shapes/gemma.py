@@ -66,7 +66,7 @@ def gemma4(reading: Reading) -> list[Layer]:
 
 
 def _kinds(reading: Reading, count: int, inner: Sequence[int], *, every: int) -> list[_Kind]:
-    """Return what tells layers apart; the last ones share keys and values."""
+    """Return the facts by which layers differ; the last ones share keys and values."""
     known = ("sliding_attention", "full_attention")
     words = reading.kinds("layer_types", known, count) or [
         known[(index + 1) % every == 0] for index in range(count)
@@ -88,7 +88,7 @@ def _widths(reading: Reading, count: int) -> Sequence[int]:
         return [reading.count("intermediate_size")] * count
     reading.rule(
         len(given) == count and all(type(each) is int and 0 < each < 1 << 24 for each in given),
-        f"intermediate_size must be a whole number, or a list of {count} of them, got {given!r:.60}",
+        f"intermediate_size must be a whole number or a list of {count}, got {given!r:.60}",
         "num_hidden_layers",
     )
     sound = [each if type(each) is int and each > 0 else 1 for each in given]

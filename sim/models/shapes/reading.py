@@ -6,6 +6,7 @@ place until all violations are told at once. Fields that nothing here reads may 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ Config = Mapping[str, Any]
 Switch = bool | tuple[str, bool]
 """A fact of a family, or the field that tells it and what stands where the field is missing."""
 
-_WIDTH, _LENGTH, _LAYERS, _FEW, _EXPERTS = 1 << 20, 1 << 24, 2000, 1 << 16, 1 << 12
+_WIDTH, _LENGTH, _LAYERS, _FEW, _EXPERTS = 1 << 20, 1 << 24, 1000, 1 << 16, 1 << 12
 _MOST: Mapping[str, int] = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), _LAYERS),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), _WIDTH),
@@ -45,7 +46,7 @@ class Reading:
         >>> reading.count("hidden_size"), reading.count("num_hidden_layers")
         (64, 1)
         >>> reading.violations
-        ["num_hidden_layers must be a whole number from 1 to 2,000, got '2'"]
+        ["num_hidden_layers must be a whole number from 1 to 1,000, got '2'"]
     """
 
     def __init__(self, config: Config, usual: Config | None = None) -> None:
@@ -146,6 +147,16 @@ class Reading:
         self._refuse(name, "a number from 0 to 1")
         return usual
 
+    def number(self, name: str) -> float | None:
+        """Return a finite number of any sign; None where it is missing or null."""
+        self.fields[name] = "number"
+        value = self.config.get(name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is None or (is_number and abs(value) < math.inf):
+            return value
+        self._refuse(name, "a number")
+        return None
+
     def section(self, name: str) -> Config | None:
         """Return an object in the file; None where it is missing or null."""
         value = self.config.get(name)
@@ -212,11 +223,6 @@ class Reading:
             value = f"{self.config[name]!r:.60}" if got is None else got
             self.violations.append(f"{name} must be {rule}, got {value}")
         self._unsound.add(name)
-
-
-def first_of(config: Config, *names: str) -> Any:
-    """Return the first of these fields that is there, or None."""
-    return next((config[name] for name in names if config.get(name) is not None), None)
 
 
 def named(words: Sequence[str]) -> str:

@@ -38,7 +38,8 @@ ALIASES: Mapping[str, str] = {
 """Family whose shapes a `model_type` has under another name."""
 _NESTED: Mapping[str, str] = {
     "fuyu": "persimmon", "gemma3": "gemma3_text", "gemma3n": "gemma3n_text",
-    "gemma4": "gemma4_text", "mllama": "mllama_text_model", "idefics2": "mistral", "idefics3": "llama",
+    "gemma4": "gemma4_text", "mllama": "mllama_text_model", "idefics2": "mistral",
+    "idefics3": "llama",
     "llama4": "llama4_text", "llava": "llama", "llava_next": "llama", "llava_onevision": "qwen2",
     "mistral3": "mistral", "paligemma": "gemma", "qwen2_5_vl": "qwen2", "qwen2_vl": "qwen2",
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "qwen3_vl": "qwen3",
@@ -57,6 +58,8 @@ _CLASSES: Mapping[str, str] = {
 """Family of a class of transformers that `architectures` names, where `model_type` says none."""
 _TIED_INSIDE = ("fast_vlm", "glm4", "glm_ocr", "hunyuan_vl", "llava", "minimax_m3_vl")
 """Beginnings of names of models whose outer "not tied" leaves the word to the inner part."""
+_DEEPEST = 3
+"""Number of parts around another that a file may have."""
 _WHY_NOT: Mapping[str, str] = {
     "clip": "it compares pictures with texts, and is no language model",
     "zamba": "its layers share one block of attention, which is not counted yet",
@@ -79,30 +82,39 @@ class Part:
     """Sentences on what else the file has."""
 
 
-def text_part(config: Config, families: Mapping[str, object]) -> Part:
+def text_part(config: Config, families: Mapping[str, object], depth: int = 0) -> Part:
     """Return the language model's fields of a file.
+
+    Args:
+        config: Content of the file, or of a part of it.
+        families: Names of the families that are known.
+        depth: Number of parts around it.
 
     Raises:
         ConfigError: The family is not known, or the part that should have it is no object.
     """
-    kind = config.get("model_type")
+    given = config.get("model_type")
+    kind = given if isinstance(given, str) else ""
     name = next((name for name in _NESTS if config.get(name) is not None), None)
-    if name is not None and kind not in families:
-        return _nested(config, str(kind), name, families)
-    own = _family(config, families)
+    if name is not None and kind not in families and kind not in _WHY_NOT:
+        return _nested(config, kind, name, families, depth)
+    own = _family(config, kind, families)
     if own is None:
-        raise ConfigError(f"model_type {kind!r:.60} is unknown; {_remedy(config, families)}")
-    others = [each for each in _BESIDE if config.get(each) is not None]
-    notes = [f"of {kind} the text part is counted; {named(others)} left out"] if others else []
+        raise ConfigError(
+            f"model_type {given!r:.60} is unknown; {_remedy(config, kind, families)}"
+        )
+    notes = [f"of {kind} the text part is counted{_left_out(config)}"] if _left_out(config) else []
     if own != kind:
-        notes.append(f"model_type {kind!r} has the shapes of {own!r}")
+        notes.append(f"model_type {given!r:.60} has the shapes of {own!r}")
     return Part(kind=own, config=config, notes=tuple(notes))
 
 
-def _nested(config: Config, kind: str, name: str, families: Mapping[str, object]) -> Part:
+def _nested(
+    config: Config, kind: str, name: str, families: Mapping[str, object], depth: int
+) -> Part:
     """Return the part below a field of a file of this kind."""
     inner = config[name]
-    if not isinstance(inner, Mapping):
+    if not isinstance(inner, Mapping) or depth == _DEEPEST:
         raise ConfigError(
             f"{name} must be an object with the language model's fields, got {inner!r:.60}: take "
             "the config.json that belongs to the weights"
@@ -113,27 +125,30 @@ def _nested(config: Config, kind: str, name: str, families: Mapping[str, object]
     tie = config.get("tie_word_embeddings")
     if tie is not None and not (kind.startswith(_TIED_INSIDE) and tie is False):
         part["tie_word_embeddings"] = tie
+    if config.get("quantization_config") is not None:
+        part["quantization_config"] = config["quantization_config"]
     try:
-        found = text_part(part, families)
+        found = text_part(part, families, depth + 1)
     except ConfigError as error:
         raise ConfigError(f"model_type {kind!r:.60}, {name}: {error}") from error
-    others = [each for each in _BESIDE if config.get(each) is not None]
-    left = f"; {named(others)} left out" if others else ""
-    note = f"of {kind} the text part is counted ({name}, {found.kind}){left}"
-    return Part(
-        kind=found.kind, config=found.config, is_nested=True, notes=(note, *found.notes[1:])
-    )
+    own = f"of {kind} the text part is counted ({name}, {found.kind}){_left_out(config)}"
+    others = [note for note in found.notes if not note.startswith("model_type")]
+    return Part(kind=found.kind, config=found.config, is_nested=True, notes=(own, *others))
 
 
-def _family(config: Config, families: Mapping[str, object]) -> str | None:
+def _left_out(config: Config) -> str:
+    """Return words for the parts that read pictures or sound; empty without any."""
+    others = [name for name in _BESIDE if config.get(name) is not None]
+    return f"; {named(others)} left out" if others else ""
+
+
+def _family(config: Config, kind: str, families: Mapping[str, object]) -> str | None:
     """Return the family that a file names, by its `model_type` or its class; None for none."""
-    kind = config.get("model_type")
-    if isinstance(kind, str):
-        if kind in families:
-            return kind
-        if kind in ALIASES:
-            return ALIASES[kind]
-    return None if isinstance(kind, str) and kind in _WHY_NOT else _class_of(config)
+    if kind in families:
+        return kind
+    if kind in ALIASES:
+        return ALIASES[kind]
+    return None if kind in _WHY_NOT else _class_of(config)
 
 
 def _class_of(config: Config) -> str | None:
@@ -146,12 +161,11 @@ def _words(values: list[Any]) -> Iterator[str]:
     yield from (value for value in values if isinstance(value, str))
 
 
-def _remedy(config: Config, families: Mapping[str, object]) -> str:
+def _remedy(config: Config, kind: str, families: Mapping[str, object]) -> str:
     """Return why a family is not known, another spelling of its name, or all names.
 
     Names are never guessed by likeness: another family's shapes would be taken without a word.
     """
-    kind = str(config.get("model_type"))
     same = next((name for name in families if fold(name) == fold(kind)), None)
     if same is not None:
         return f"did you mean {same!r}?"

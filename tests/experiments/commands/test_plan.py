@@ -376,7 +376,9 @@ def test_a_configuration_of_very_many_layers_is_refused(tmp_path):
     path.write_text(json.dumps({**find_model("gpt2")[1], "n_layer": 2000}))
     ran = run("plan", "--model", str(path), "--gpu", "h100")
     assert ran.exit_code == 2
-    assert "n_layer must be at most 1,000" in " ".join(ran.output.split())
+    assert "n_layer must be a whole number from 1 to 1,000, got 2000" in " ".join(
+        ran.output.split()
+    )
 
 
 def test_a_profile_file_is_a_machine(tmp_path):

@@ -95,7 +95,7 @@ def test_passes_that_say_nothing_are_refused():
 def test_a_card_that_the_table_lacks_starts_from_one_of_its_architecture():
     assert gpu_like("NVIDIA H100 80GB HBM3", (9, 0)) == H100
     for name, capability, like in (
-        ("NVIDIA L4", (8, 9), "rtx4090"),
+        ("NVIDIA RTX 5000 Ada Generation", (8, 9), "rtx4090"),
         ("NVIDIA Orin", (8, 7), "rtx3090"),
         ("NVIDIA Rubin", (13, 0), "rtx5090"),
         ("Tesla P100", (6, 0), "v100-sxm2"),
@@ -105,7 +105,7 @@ def test_a_card_that_the_table_lacks_starts_from_one_of_its_architecture():
         own = [getattr(found, field.name) for field in fields(found)]
         assert all(q.uncertainty == SIGMA for q in own if isinstance(q, Quantity))
         assert all(peak.uncertainty == SIGMA for peak in found.flops.values())
-    start = gpu_like("NVIDIA L4", (8, 9))
+    start = gpu_like("NVIDIA RTX 5000 Ada Generation", (8, 9))
     truth = changed(start, sustained_share=0.35, bandwidth_efficiency=0.3)
     fit = fit_device(start, times_on(truth, SHAPES[2:]))
     assert fit.worst_error < 0.02

@@ -124,9 +124,42 @@ def test_a_spoilt_field_is_an_error_or_a_model_that_another_number_explains(data
     assert all(p.numel > 0 for layer in model.layers for p in layer.parameters)
 
 
+OUTER = ("model_type", "text_config", "architectures", "quantization_config", "vision_config",
+         "tie_word_embeddings", "is_encoder_decoder", "logit_scale")  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_a_spoilt_wrapper_is_an_error_or_the_model_that_it_wraps(data):
+    inner = {**LLAMA, "tie_word_embeddings": False}
+    config = {"model_type": "llava", "text_config": inner, "architectures": ["Llava"]}
+    for _ in range(data.draw(st.integers(1, 3))):
+        target = data.draw(st.sampled_from([config, inner]))
+        target[data.draw(st.sampled_from(OUTER))] = data.draw(ANYTHING)
+    try:
+        model = read_model(config)
+    except ConfigError:
+        return
+    if any("leaves out" in note for note in model.notes):  # an empty part is transformers' own
+        return
+    plain = sum(layer.numel for layer in layers_of(LLAMA))
+    tied = sum(layer.numel for layer in layers_of({**LLAMA, "tie_word_embeddings": True}))
+    assert sum(layer.numel for layer in model.layers) in (plain, tied)
+
+
+def test_parts_inside_parts_end():
+    config = LLAMA
+    for _ in range(3):
+        config = {"model_type": "nest", "text_config": config}
+    assert layers_of(config) == layers_of(LLAMA)
+    with pytest.raises(ConfigError, match="text_config must be an object"):
+        layers_of({"model_type": "nest", "text_config": config})
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [
+        ({**LLAMA, "logit_scale": "high"}, "logit_scale must be a number, got 'high'"),
         ({**LLAMA, "num_attention_heads": 12, "num_key_value_heads": 12},
          "hidden_size must be a multiple of num_attention_heads where head_dim is not given, "
          "got 64 and 12"),
@@ -197,7 +230,9 @@ def test_no_family_is_guessed_by_likeness(kind):
     [
         ({"model_type": "t5", "is_encoder_decoder": True}, "it has an encoder and a decoder"),
         ({"model_type": "clip", "text_config": {"model_type": "clip_text_model"}},
-         "'clip', text_config: model_type 'clip_text_model' is unknown"),
+         "'clip' is unknown; it compares pictures with texts"),
+        ({"model_type": "blip", "text_config": {"model_type": "blip_text_model"}},
+         "'blip', text_config: model_type 'blip_text_model' is unknown"),
         ({"model_type": "zamba2"}, "its layers share blocks of attention"),
     ],
 )  # fmt: skip
