@@ -144,6 +144,11 @@ DENSE: Mapping[str, Style] = {
     ),
     "bitnet": Style(qkv_bias=_BIAS, out_bias=_BIAS, inner_norms=True),
     "cwm": Style(windows=Windows(usual=8192), usual_head=128, usual_groups=8),
+    "iquestcoder": replace(LLAMA, usual_head=128, usual_groups=8),
+    "jais2": Style(
+        norm="layer", qkv_bias=("attention_bias", True), out_bias=("attention_bias", True),
+        mlp_bias=("mlp_bias", True), is_gated=False, usual_head=128,
+    ),
     "internlm3": replace(LLAMA, usual_head=128, usual_groups=2),
     # Families with code of their own beside their files, by that code.
     "baichuan": Style(fused_qkv=True),  # modeling_baichuan.py of the 7B

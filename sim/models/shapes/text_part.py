@@ -12,7 +12,8 @@ from zenflow.errors import ConfigError
 
 _NESTS = ("text_config", "llm_config", "language_config", "thinker_config")
 """Fields that hold a language model's own configuration."""
-_BESIDE = ("vision_config", "audio_config", "vision_tower_config", "talker_config", "visual")
+_BESIDE = ("vision_config", "audio_config", "vision_tower_config", "talker_config", "visual",
+           "img_processor", "audio_processor", "embd_layer")  # fmt: skip
 """Fields that hold the configuration of what reads pictures or sound."""
 
 ALIASES: Mapping[str, str] = {
@@ -24,6 +25,9 @@ ALIASES: Mapping[str, str] = {
     "Yi": "llama",
     "aquila": "llama",
     "ministral3_text": "ministral3",
+    "phi3_v": "phi3",
+    "phi4_multimodal": "phi3",
+    "phi4mm": "phi3",
     "qwen2_vl": "qwen2",
     "qwen2_vl_text": "qwen2",
     "qwen2_5_vl": "qwen2",

@@ -151,6 +151,8 @@ CONFIGS = {
     "cwm": [
         {**GROUPED, "head_dim": 8},
     ],
+    "iquestcoder": [{**GROUPED, "head_dim": 8}],
+    "jais2": [{**GROUPED, "head_dim": 8}, {**GROUPED, "head_dim": 10, "attention_bias": False}],
     "internlm3": [
         GROUPED,
     ],
