@@ -13,7 +13,7 @@ Mixing = tuple[list[Parameter], Mixer, float]
 def attention(reading: Reading, style: Style, width: int) -> Mixing:
     """Return attention over heads in groups, or from low ranks."""
     heads = reading.count("num_attention_heads")
-    if style.latent:
+    if style.latent and reading.switch(("use_mla", True)):  # false in DeepSeek-VL2's small ones
         return _latent(reading, style, width, heads)
     own = reading.maybe(*style.called("head_dim"), absent=style.usual_head)
     if own is None:

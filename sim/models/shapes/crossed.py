@@ -24,7 +24,7 @@ def mllama(reading: Reading) -> list[Layer]:
     """
     width, count = reading.count("hidden_size"), reading.count("num_hidden_layers")
     vocabulary = reading.count("vocab_size")
-    crossed = reading.indices("cross_attention_layers", count) or ()
+    crossed = reading.indices("cross_attention_layers") or ()
     made = [
         layer_of(
             reading, style, width, attention(reading, style, width),

@@ -65,7 +65,7 @@ def _jamba_blocks(reading: Reading) -> Sequence[Block]:
 
 def _bamba_blocks(reading: Reading) -> Sequence[Block]:
     count = reading.count("num_hidden_layers")
-    own = reading.indices("attn_layer_indices", count) or ()
+    own = reading.indices("attn_layer_indices") or ()
     return [Block(index in own, index not in own, "dense") for index in range(count)]
 
 
@@ -106,7 +106,7 @@ def _lfm2_blocks(reading: Reading) -> Sequence[Block]:
     if reading.config.get("layer_types") is not None:
         return by_types(reading)
     count = reading.count("num_hidden_layers")
-    own = reading.indices("full_attn_idxs", count)
+    own = reading.indices("full_attn_idxs")
     attends = [own is None or index in own for index in range(count)]
     return [Block(each, not each, "dense") for each in attends]
 

@@ -17,7 +17,7 @@ _POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
 def _by_step(reading: Reading, count: int) -> Sequence[bool]:
     """Return Qwen's sparse layers: every so many, but for those that are named dense."""
     step = reading.count("decoder_sparse_step", usual=1)
-    dense = reading.indices("mlp_only_layers", count) or ()
+    dense = reading.indices("mlp_only_layers") or ()
     return [(index + 1) % step == 0 and index not in dense for index in range(count)]
 
 
@@ -34,7 +34,7 @@ def _behind(usual: int, step: str | None = None) -> Sparse:
 
 def _interleaved(reading: Reading, count: int) -> Sequence[bool]:
     """Return Llama 4's sparse layers."""
-    listed = reading.indices("moe_layers", count)
+    listed = reading.indices("moe_layers")
     step = reading.count("interleave_moe_layer_step", usual=1, least=0)
     if listed is None:
         return [bool(step) and (index + 1) % step == 0 for index in range(count)]

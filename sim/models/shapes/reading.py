@@ -62,7 +62,7 @@ class Reading:
         self.assumed: list[str] = []
         """Required fields whose usual value stands, in the order of reading."""
         self.fields: dict[str, str] = {}
-        """Rule of each field that was read: count, switch, share or kinds."""
+        """Kind of each field that was read, as the method is called that reads it."""
         self._unsound: set[str] = set()
         self._usual = usual or {}
 
@@ -119,11 +119,8 @@ class Reading:
             self._unsound.update(names)
             return None
         values = list(given.values())
-        if len(set(values)) > 1:
-            self.violations.append(
-                f"{named(list(given))} are one field under two names, got "
-                f"{named([str(value) for value in values])}"
-            )
+        both = f"{', '.join(given)} are one field under two names, got"
+        self.rule(len(set(values)) < 2, f"{both} {', '.join(map(str, values))}")
         return values[0] if values else None
 
     def switch(self, asked: Switch | str) -> bool:
@@ -191,8 +188,11 @@ class Reading:
             return None
         return list(value)
 
-    def indices(self, name: str, count: int) -> list[int] | None:
-        """Return the numbers of some layers; None where the field is missing or null."""
+    def indices(self, name: str) -> list[int] | None:
+        """Return the numbers of some layers; None where the field is missing or null.
+
+        Numbers beyond the last layer mean nothing, as in transformers.
+        """
         self.fields[name] = "indices"
         value = self.config.get(name)
         if value is None:
@@ -204,8 +204,8 @@ class Reading:
 
     def rule(self, holds: bool, text: str, *needs: str) -> None:
         """Note a rule between fields that is broken, unless one of them is wrong by itself."""
-        if not holds and all(map(self._is_sound, needs)):
-            self.violations.append(text)
+        if not holds and text not in self.violations and all(map(self._is_sound, needs)):
+            self.violations.append(text)  # once, though several layers read a field
 
     def divides(self, count: int, names: str, whole: int, of: str, why: str = "") -> None:
         """Note that one field is no multiple of another."""

@@ -13,7 +13,7 @@ from zenflow.errors import ConfigError
 _NESTS = ("text_config", "llm_config", "language_config", "thinker_config")
 """Fields that hold a language model's own configuration."""
 _BESIDE = ("vision_config", "audio_config", "vision_tower_config", "talker_config", "visual",
-           "img_processor", "audio_processor", "embd_layer")  # fmt: skip
+           "img_processor", "audio_processor", "embd_layer", "mm_vision_tower")  # fmt: skip
 """Fields that hold the configuration of what reads pictures or sound."""
 
 ALIASES: Mapping[str, str] = {
@@ -24,6 +24,9 @@ ALIASES: Mapping[str, str] = {
     "RefinedWebModel": "falcon",
     "Yi": "llama",
     "aquila": "llama",
+    "llava_llama": "llama",
+    "llava_mistral": "mistral",
+    "llava_qwen": "qwen2",
     "ministral3_text": "ministral3",
     "phi3_v": "phi3",
     "phi4_multimodal": "phi3",
@@ -43,8 +46,8 @@ ALIASES: Mapping[str, str] = {
 _NESTED: Mapping[str, str] = {
     "fuyu": "persimmon", "gemma3": "gemma3_text", "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text", "mllama": "mllama_text_model", "idefics2": "mistral",
-    "idefics3": "llama",
-    "llama4": "llama4_text", "llava": "llama", "llava_next": "llama", "llava_onevision": "qwen2",
+    "idefics3": "llama", "llama4": "llama4_text", "llava": "llama", "llava_next": "llama",
+    "llava_onevision": "qwen2",
     "mistral3": "mistral", "paligemma": "gemma", "qwen2_5_vl": "qwen2", "qwen2_vl": "qwen2",
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "qwen3_vl": "qwen3",
     "qwen3_vl_moe": "qwen3_moe", "smolvlm": "llama", "video_llava": "llama", "vipllava": "llama",

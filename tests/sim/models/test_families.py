@@ -181,6 +181,14 @@ def test_fields_beside_a_vision_part_are_the_text_parts():
     )
 
 
+def test_deepseeks_attention_is_latent_unless_the_file_says_otherwise():
+    config = {"model_type": "deepseek_v2", **CONFIGS["deepseek_v2"][0]}
+    plain = layers_of({**config, "use_mla": False, "num_key_value_heads": 3})[1].mixer
+    assert (plain.queries, plain.keys, plain.between) == (48, 24, 0)
+    assert layers_of(config)[1].mixer == layers_of({**config, "use_mla": True})[1].mixer
+    assert layers_of(config)[1].mixer.between > 0
+
+
 def test_layers_that_predict_further_tokens_are_left_out_and_named():
     config = {"model_type": "deepseek_v3", **CONFIGS["deepseek_v3"][0]}
     (note,) = read_model({**config, "num_nextn_predict_layers": 1}).notes

@@ -168,7 +168,7 @@ def test_parts_inside_parts_end():
         ({**LLAMA, "num_key_value_heads": 16}, "got 8 and 16"),
         ({**GPT2, "n_head": 7}, "n_embd must be a multiple of n_head"),
         ({**GPT2, "n_embd": 48, "hidden_size": 64},
-         "n_embd and hidden_size are one field under two names, got 48 and 64"),
+         "n_embd, hidden_size are one field under two names, got 48, 64"),
         ({**MIXTRAL, "num_experts_per_tok": 9},
          "num_experts_per_tok must be at most the 8 experts, got 9"),
         ({**LLAMA, "model_type": "qwen2", "num_attention_heads": 16, "num_key_value_heads": 32},
