@@ -70,8 +70,8 @@ def notes_on(workload: Workload, hardware: HardwareProfile) -> list[str]:
     if workload.stored_as is not None:
         notes.append(
             f"the file of {workload.name} has {workload.stored_as} weights "
-            f"(quantization_config); predicted with all of them in {workload.dtype}, since "
-            "training writes to them: load the model dequantised"
+            f"(quantization_config); predicted with all of them in {workload.dtype}, as "
+            "full fine-tuning trains them: dequantised"
         )
     step = workload.traced
     if step is None:
