@@ -17,7 +17,8 @@ from sim.schedules.parallel.deepspeed_zero3 import DEEPSPEED_ZERO3, ZERO3_OFFLOA
 from sim.schedules.parallel.fsdp import FSDP2, FSDP2_OFFLOAD
 from sim.schedules.parallel.zenflow import ShardedEngineSchedule
 from sim.schedules.schedule import AbstractSchedule, System
-from sim.schedules.streamed import StreamedEngineSchedule, Streams
+from sim.schedules.streamed import StreamedEngineSchedule
+from sim.schedules.streams import Streams
 from sim.schedules.systems.deep_optimizer_states import DEEP_OPTIMIZER_STATES
 from sim.schedules.systems.deepspeed_zenflow import DEEPSPEED_ZENFLOW
 from sim.schedules.systems.deepspeed_zero_offload import DEEPSPEED_ZERO_OFFLOAD

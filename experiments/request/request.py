@@ -17,7 +17,7 @@ from experiments.training.settings.training import DTYPES, GRADIENT_MODES
 from sim.models.kernels import KERNELS
 from sim.models.recomputation import Recomputation
 from sim.models.workload import ATTENTIONS, LOSSES
-from sim.schedules.streamed import Streams
+from sim.schedules.streams import Streams
 from sim.schedules.systems.lora import TARGETS
 from sim.simulate import STRATEGIES, Strategy
 from sim.timing.division import PARALLELS

@@ -10,7 +10,7 @@ from sim.memory.engine import EngineMemory
 from sim.memory_parts import DeviceParts, Part, SystemCase
 from sim.models.workload import Workload
 from sim.schedules.parallel.fsdp import sharded_device
-from sim.schedules.streamed import Streams
+from sim.schedules.streams import Streams
 from sim.simulate import Strategy
 from sim.timing.costs import costs_of
 from zenflow.rule.sizes import FRESH_ELEMENTS, PASSING_BYTES, PIECES, STREAMED_ELEMENTS

@@ -8,7 +8,7 @@ from dataclasses import replace
 from sim.models.workload import Workload
 from sim.planning.chunks import loss_is_ours
 from sim.planning.options import Option, Planner, variants
-from sim.schedules.streamed import Streams, layers_of
+from sim.schedules.streams import Streams, layers_of
 from sim.simulate import Strategy
 from zenflow.host_state import HostState
 

@@ -4,89 +4,28 @@ Mirrors `zenflow.streaming`. A layer's weights come before its forward and befor
 the next layer's come meanwhile. Few layers are there at a time. The one that is given up is the
 farthest from the layer at work. It is given up when its weights are home again, and the training
 thread waits for that. Sums of gradients go home between micro-batches.
+
+Important columns are stepped where they are, in the device's own memory. Their layer's weights get
+them at the next visit. Whoever else writes to weights lets their layer visit once more: columns
+that change owner, and updates that land behind backward.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import simpy
 
-from sim.machine import Machine
-from sim.schedules.schedule import refuse_below_1
-from sim.schedules.zenflow import EngineSchedule
-from sim.timing.costs import Segment, StepCosts
+from sim.machine import Machine, Process
+from sim.schedules.streams import Streams, streamed_elements
+from sim.schedules.zenflow import EngineSchedule, Landing
+from sim.timing.costs import StepCosts
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
-from zenflow.rule.sizes import LEAST_SLOTS, STREAMED_ELEMENTS, spread
 
-
-class HasElements(Protocol):
-    """Part of a model that knows its size."""
-
-    @property
-    def numel(self) -> int:
-        """Number of elements of all tensors."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Streams:
-    """How a model's layers visit the device, as the arguments of `zenflow.stream_weights` say.
-
-    Raises:
-        ConfigError: A number breaks its rule.
-    """
-
-    resident_layers: int = 0
-    """Number of layers that stay on the device, evenly spread over the depth."""
-    slots: int = 3
-    """Largest number of visiting layers on the device."""
-
-    def __post_init__(self) -> None:
-        """Check both numbers."""
-        if self.resident_layers < 0:
-            raise ConfigError(f"resident_layers must be 0 or more, got {self.resident_layers}")
-        refuse_below_1("slots", self.slots)
-        if self.slots < LEAST_SLOTS:
-            raise ConfigError(
-                f"slots must be at least {LEAST_SLOTS}, got {self.slots}: one layer computes "
-                "while the next one comes"
-            )
-
-    def visiting(self, segments: Sequence[HasElements]) -> list[int]:
-        """Return the segments whose weights visit the device, in the order of forward.
-
-        Args:
-            segments: Segments, or layers, of a whole model.
-
-        Raises:
-            ConfigError: There are fewer layers than are to stay.
-        """
-        layers = layers_of(segments)
-        count = len(layers)
-        if self.resident_layers > count:
-            raise ConfigError(
-                f"resident_layers must be at most {count}, the number of layers, got "
-                f"{self.resident_layers}"
-            )
-        stay = spread(count, self.resident_layers)
-        return [layer for rank, layer in enumerate(layers) if rank not in stay]
-
-
-def layers_of(segments: Sequence[HasElements]) -> list[int]:
-    """Return the segments that are a model's layers: those of the size with most parameters."""
-    sizes = Counter(segment.numel for segment in segments)
-    usual = max(sizes, key=lambda size: sizes[size] * size)
-    return [index for index, segment in enumerate(segments) if segment.numel == usual]
-
-
-def streamed_elements(segment: Segment) -> int:
-    """Return the number of a layer's weights that visit the device."""
-    sizes = [rows * columns for rows, columns in segment.matrices]
-    return sum(size for size in sizes if size >= STREAMED_ELEMENTS)
+_MASTER_BYTES = 4
+"""Bytes of an important column's element in the device's own memory."""
 
 
 class StreamedEngineSchedule(EngineSchedule):
@@ -111,7 +50,7 @@ class StreamedEngineSchedule(EngineSchedule):
             settings: Further arguments of `EngineSchedule`.
 
         Raises:
-            ConfigError: The rule's settings are none that can be predicted with streamed weights.
+            ConfigError: The engine trains no streamed weights with these settings.
         """
         super().__init__(machine, costs, config, **settings)
         _check(config, releases=self._releases)
@@ -122,50 +61,95 @@ class StreamedEngineSchedule(EngineSchedule):
             float(streamed_elements(costs.segments[index]) * costs.dtype_bytes)
             for index in visiting
         ]
-        self._here: dict[int, simpy.Event] = {}  # by rank: arrived
-        self._passes: dict[int, simpy.Event] = {}  # by rank: last use by compute
-        self._home: dict[int, simpy.Event] = {}  # by rank: the last way home
-        self._sums: dict[int, simpy.Event] = {}  # by rank: at home
+        self._at_work: int | None = None
+        # Events by rank: the way up, the last use by compute, the last way home, sums likewise.
+        self._here: dict[int, simpy.Event] = {}
+        self._passes: dict[int, simpy.Event] = {}
+        self._home: dict[int, simpy.Event] = {}
+        self._sums: dict[int, simpy.Event] = {}
         self._coming_sums: dict[int, simpy.Event] = {}
+        # Ranks whose weights have changed on the device alone, and whose important columns are
+        # not yet those of the device's optimizer: there, and at home.
+        self._changed: set[int] = set()
+        self._old_here: set[int] = set()
+        self._old_at_home: set[int] = set()
 
     # ---- visits -------------------------------------------------------------------------------
 
-    def _begin_layer(self, index: int, step: int, *, backward: bool) -> list[simpy.Event]:
-        """Let a segment's weights come, and the next ones; return what its pass waits for."""
+    def _begin_layer(
+        self, index: int, step: int, *, backward: bool
+    ) -> tuple[list[simpy.Event], float]:
+        """Let a segment's weights come, and the next ones.
+
+        Returns:
+            What the segment's pass waits for, and the seconds in which important columns are
+            written first.
+        """
         rank = self._rank.get(index)
         if rank is None:
-            return []
-        waits = self._fetch(rank, rank, step)
-        arrived = self._here[rank]
+            return [], 0.0
+        self._at_work = None
+        waits = self._come(rank, step)
+        seconds = 0.0
+        if rank in self._old_here:
+            self._old_here.discard(rank)
+            written = self.plan.shares[index].important * (_MASTER_BYTES + self.costs.dtype_bytes)
+            seconds = written / self.costs.elementwise_bandwidth
+            waits += self._going_home(rank)
+        self._at_work = rank
         if backward:
             self._fetch_sums(rank, step)
         following = rank + (-1 if backward else 1)
         if 0 <= following < len(self._pages):
             # The training thread waits for the memory of whoever is given up, then goes on.
-            waits += self._fetch(following, rank, step)
+            waits += self._fetch(following, step)
             if backward:
                 self._fetch_sums(following, step)
         elif not backward:  # whose backward comes first
             self._fetch_sums(rank, step)
-        sums = self._coming_sums.pop(rank, None) if backward else None
-        return [event for event in (arrived, sums, *waits) if event is not None]
+        if backward and rank in self._coming_sums:
+            waits.append(self._coming_sums.pop(rank))
+        return waits, seconds
 
-    def _fetch(self, rank: int, at_work: int, step: int) -> list[simpy.Event]:
+    def _come(self, rank: int, step: int) -> list[simpy.Event]:
+        """Have a page here; return what has to be waited for."""
+        return [*self._fetch(rank, step), self._here[rank]]
+
+    def _going_home(self, rank: int) -> list[simpy.Event]:
+        """Return the page's way home, which has to be over before somebody writes to the page."""
+        return [self._home[rank]] if rank in self._home else []
+
+    def _fetch(self, rank: int, step: int) -> list[simpy.Event]:
         """Queue a page's way up unless it is here; return what gives memory for it back."""
         if rank in self._here:
             return []
         freed: list[simpy.Event] = []
         while len(self._here) >= self._slots:
-            idle = [other for other in self._here if other != at_work]
-            farthest = max(idle, key=lambda other: abs(other - rank))
-            del self._here[farthest]
-            freed += [
-                events[farthest] for events in (self._passes, self._home) if farthest in events
-            ]
+            idle = [other for other in self._here if other != self._at_work]
+            freed += self._give_up(max(idle, key=lambda other: abs(other - rank)), step)
         before = [*freed, *self._launched()]
         work = self.machine.up(self._pages[rank])
         self._here[rank] = self.machine.weights_up.submit("weights", step, work, before)
+        if rank in self._old_at_home:
+            self._old_here.add(rank)
         return freed
+
+    def _give_up(self, rank: int, step: int) -> list[simpy.Event]:
+        """Give a page up; return what has to be over before its memory is free."""
+        del self._here[rank]
+        used = [self._passes[rank]] if rank in self._passes else []
+        if rank in self._changed:
+            self._send_home(rank, step, used)
+        self._old_here.discard(rank)
+        return [*used, *self._going_home(rank)]
+
+    def _send_home(self, rank: int, step: int, after: Sequence[simpy.Event]) -> None:
+        """Queue the way home of changed weights."""
+        work = self.machine.down(self._pages[rank])
+        self._home[rank] = self.machine.weights_down.submit("weights", step, work, after)
+        self._changed.discard(rank)
+        if rank not in self._old_here:
+            self._old_at_home.discard(rank)
 
     def _launched(self) -> list[simpy.Event]:
         """Return compute that is over when the training thread goes on: where a CPU computes."""
@@ -188,11 +172,13 @@ class StreamedEngineSchedule(EngineSchedule):
 
     def forward_of(self, index: int, step: int) -> simpy.Event:
         """Queue one segment's forward, before which its weights arrive; return its end."""
+        came, writing = self._begin_layer(index, step, backward=False)
         waits = [
-            *(("weights", event) for event in self._begin_layer(index, step, backward=False)),
+            *(("weights", event) for event in came),
             *(self._room(index) if self._offloads else []),
         ]
-        done = self.compute_behind("forward", self.costs.segments[index].forward, step, waits)
+        taken = self.costs.segments[index].forward + writing
+        done = self.compute_behind("forward", taken, step, waits)
         if self._offloads:
             self._leave_activations(index, step, done)
         self._pass(index, done)
@@ -219,11 +205,12 @@ class StreamedEngineSchedule(EngineSchedule):
     ) -> simpy.Event:
         """Queue one segment's backward, before which its weights arrive; return its end."""
         taken = self.costs.segments[index].backward if seconds is None else seconds
+        came, writing = self._begin_layer(index, step, backward=True)
         waits = [
-            *(("weights", event) for event in self._begin_layer(index, step, backward=True)),
+            *(("weights", event) for event in came),
             *(self._fetch_activations(index, step) if self._offloads else []),
         ]
-        done = self.compute_behind("backward", taken, step, waits, after)
+        done = self.compute_behind("backward", taken + writing, step, waits, after)
         if self._offloads:
             self._passed = [*self._passed[-1:], done]
         self._pass(index, done)
@@ -248,28 +235,56 @@ class StreamedEngineSchedule(EngineSchedule):
             if item.segment == index and item.uploaded is not None
         ]
         if self._moved[index] or uploads:
-            work = self.machine.down(self._pages[rank])
-            self._home[rank] = self.machine.weights_down.submit(
-                "weights", step, work, [passed, *uploads]
-            )
+            self._send_home(rank, step, [passed, *uploads])
         return room
+
+    # ---- behind backward ----------------------------------------------------------------------
+
+    def _step_device(self, step: int, after: Sequence[simpy.Event] = ()) -> simpy.Event:
+        """Queue AdamW on what the device owns: important columns of weights are old then."""
+        for index, rank in self._rank.items():
+            if self.plan.shares[index].important:
+                self._old_at_home.add(rank)
+                if rank in self._here:
+                    self._old_here.add(rank)
+        return super()._step_device(step, after)
+
+    def _write_to(self, rank: int, step: int) -> list[simpy.Event]:
+        """Have a page here for somebody who writes to it; return what has to be waited for."""
+        waits = [*self._come(rank, step), *self._going_home(rank)]
+        self._old_here.discard(rank)
+        self._changed.add(rank)
+        return waits
+
+    def _rename(self, segments: Iterable[int], step: int) -> Process:
+        """Write the weights of columns that have changed owner.
+
+        In each layer that has blocks to select, some column is taken to do so.
+        """
+        for rank in [self._rank[index] for index in segments if index in self._rank]:
+            for event in self._write_to(rank, step):
+                if not event.processed:
+                    yield event
+
+    def _upload_at_once(self, landings: list[Landing], step: int) -> Process:
+        """Queue the uploads of a step that lands its own updates, layer by layer as they come."""
+        self._upload([own for own in landings if own.segment not in self._rank], step, after=[])
+        for index, rank in reversed(self._rank.items()):
+            own = [landing for landing in landings if landing.segment == index]
+            if own:
+                yield from self.wait(self._write_to(rank, step), "weights", step)
+                self._send_home(rank, step, self._upload(own, step, after=[]))
 
 
 def _check(config: ZenFlowConfig, *, releases: bool) -> None:
-    """Refuse settings whose visits are not simulated.
+    """Refuse settings that the engine refuses for streamed weights.
 
     Raises:
         ConfigError: There is such a setting.
     """
     if not releases:
         raise ConfigError("streamed weights need gradients that leave in backward: release mode")
-    if config.topk_ratio:
+    if config.topk_ratio == 1:
         raise ConfigError(
-            f"streamed weights are predicted with topk_ratio=0, got {config.topk_ratio:g}: "
-            "selections let weights come and go once more, which is not simulated"
-        )
-    if not config.overlap_step or config.full_warm_up_rounds:
-        raise ConfigError(
-            "streamed weights are predicted where updates land behind the next backward: leave "
-            "overlap_step=False and full_warm_up_rounds out"
+            "streamed weights need state on the host: choose a topk_ratio below 1, got 1"
         )

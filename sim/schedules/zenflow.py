@@ -14,6 +14,7 @@ Several devices divide the update: `sim.schedules.parallel.averaged` has DDP's r
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -122,14 +123,13 @@ class EngineSchedule(AbstractSchedule):
             self._backward = [segment.backward + taken for segment, taken in own]
         self._waits.seconds = 0.0
         if self._releases:
-            before = self._compute(step)
-            stepped = machine.compute("step", self._step_seconds(), step, before)
+            stepped = self._step_device(step, self._compute(step))
         else:
             reduced = self._keep(step)
             yield self.computed
             reducing = yield from self.wait(reduced, "reduce", step)
             self._send_kept(step)
-            stepped = machine.compute("step", self._step_seconds(), step)
+            stepped = self._step_device(step)
         yield stepped
         if launched is not None:  # the device has waited, and for no stall
             yield launched
@@ -146,7 +146,7 @@ class EngineSchedule(AbstractSchedule):
             yield from self._select(selecting, step)
         if self._calendar.lag(step) == 0:
             at_once = self._landing(step)
-            self._upload(at_once, step, after=[])  # as one copy, behind the last update
+            yield from self._upload_at_once(at_once, step)
             yield from self._wait_landed(at_once, step)
         self._landings.pop(step, None)
         return waited
@@ -215,12 +215,13 @@ class EngineSchedule(AbstractSchedule):
         moved = self._moved[index] * moved_bytes(self.costs.dtype_bytes)
         return moved / self.costs.elementwise_bandwidth
 
-    def _step_seconds(self) -> float:
-        """Return the seconds of AdamW on all that the device owns."""
+    def _step_device(self, step: int, after: Sequence[simpy.Event] = ()) -> simpy.Event:
+        """Queue AdamW on all that the device owns; return the event of its end."""
         overheads = self.machine.hardware.overheads
         rate = overheads.column_update or overheads.device_update
         important = self.plan.important / rate.value
-        return self.step_overhead + important + self.update_seconds(self.plan.resident)
+        seconds = self.step_overhead + important + self.update_seconds(self.plan.resident)
+        return self.machine.compute("step", seconds, step, after)
 
     def _send_kept(self, step: int) -> None:
         """Queue what becomes of gradients that stayed until the step.
@@ -291,6 +292,11 @@ class EngineSchedule(AbstractSchedule):
         for item in landings:
             item.uploaded = done
         return [done]
+
+    def _upload_at_once(self, landings: list[Landing], step: int) -> Process:
+        """Queue the uploads of a step that lands its own updates: a copy behind the last one."""
+        self._upload(landings, step, after=[])
+        yield from ()
 
     def _wait_landed(self, landings: list[Landing], step: int) -> Process:
         """Wait for updates that must have landed, and record the stall by its cause."""
@@ -384,7 +390,12 @@ class EngineSchedule(AbstractSchedule):
                 if not event.processed:
                     yield event
         yield machine.env.timeout(len(blocks) * machine.hardware.overheads.select.value)
+        yield from self._rename(members, step)
         machine.stall("select", since, step)
         for index, due in members.items():
             self._update(index, due, step)
         self._close(blocks, step)
+
+    def _rename(self, segments: Iterable[int], step: int) -> Process:
+        """Write the weights of columns that have changed owner; beside the rest it is nothing."""
+        yield from ()

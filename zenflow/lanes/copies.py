@@ -7,10 +7,12 @@ thread only launches work on its own stream; on a CPU it does the copying itself
 
 from __future__ import annotations
 
+import heapq
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,30 +49,56 @@ class PacedLink:
 
 
 class PacedDirection:
-    """One direction of an emulated link; lanes that share the direction share its bandwidth.
+    """One direction of an emulated link; copies under way share its bandwidth equally.
 
-    The link carries one copy after another, in the order in which the copies begin.
+    A GPU copies matrix by matrix, and gradients in pieces. So lanes of one direction take turns,
+    and none of them waits for the whole of what another one moves.
     """
 
     def __init__(self, bytes_per_second: float) -> None:
         """Start with a free link of so many bytes per second."""
         self.bytes_per_second = bytes_per_second
-        self._free = 0.0
         self._lock = threading.Lock()
+        # Bytes that a copy without an end would have had by now, and a heap of what it will have
+        # had at the ends of those under way.
+        self._carried = 0.0
+        self._ends: list[float] = []
+        self._since = time.perf_counter()
 
-    def carry(self, started: float, num_bytes: int) -> None:
-        """Sleep until the link would have carried the bytes of a copy.
-
-        Args:
-            started: Begin of the copy, in seconds of `time.perf_counter`.
-            num_bytes: Number of bytes.
-        """
+    @contextmanager
+    def carrying(self, num_bytes: int) -> Iterator[None]:
+        """Let a `with` block last until the link has carried the bytes of a copy, at least."""
         with self._lock:
-            # A copy that begins while the link still carries another waits for that one's end.
-            self._free = max(self._free, started) + num_bytes / self.bytes_per_second
-            remaining = self._free - time.perf_counter()
-        if remaining > 0:
+            self._advance()
+            end = self._carried + num_bytes
+            heapq.heappush(self._ends, end)
+        yield
+        while (remaining := self._remaining(end)) > 0:
             time.sleep(remaining)
+
+    def _advance(self) -> None:
+        """Carry all copies to the present."""
+        now = time.perf_counter()
+        while self._ends:
+            rate = self.bytes_per_second / len(self._ends)
+            first_end = self._since + (self._ends[0] - self._carried) / rate
+            if first_end > now:
+                self._carried += (now - self._since) * rate
+                break
+            self._since, self._carried = first_end, heapq.heappop(self._ends)
+        self._since = now
+
+    def _remaining(self, end: float) -> float:
+        """Return the seconds until a copy's end, unless another one begins before."""
+        with self._lock:
+            self._advance()
+            seconds, carried = 0.0, self._carried
+            for place, other in enumerate(ends := sorted(self._ends)):
+                if other > end:
+                    break
+                seconds += (other - carried) * (len(ends) - place) / self.bytes_per_second
+                carried = other
+            return seconds
 
 
 @dataclass(slots=True)
@@ -154,9 +182,8 @@ class CopyLane:
         for completion in copy.after:
             completion.wait_done(self._wait_timeout)
         started = time.perf_counter()
-        events = copy.run()
-        if self.paced is not None:
-            self.paced.carry(started, copy.num_bytes)
+        with nullcontext() if self.paced is None else self.paced.carrying(copy.num_bytes):
+            events = copy.run()
         start, end = events or (started, time.perf_counter())
         self.recorder.add(self.name, self._span_name, start, end, copy.step, copy.num_bytes)
         if events is None:

@@ -45,7 +45,7 @@ from experiments.calibration.parts import synchronize
 from experiments.output.files import write_json, write_text
 from sim.hardware.unknown import generic_gpu
 from sim.memory.need import memory_of
-from sim.schedules.streamed import Streams, layers_of
+from sim.schedules.streams import Streams, layers_of
 from sim.simulate import Strategy
 from zenflow import Timeline, ZenFlowAdamW, ZenFlowConfig, stream_weights
 from zenflow.config import PRESETS

@@ -9,7 +9,7 @@ from sim.memory.engine_parts import Visiting
 from sim.memory.need import memory_of
 from sim.models.table import find_model
 from sim.models.workload import Workload
-from sim.schedules.streamed import Streams
+from sim.schedules.streams import Streams
 from sim.simulate import Strategy
 from zenflow import ZenFlowAdamW, ZenFlowConfig, stream_weights
 

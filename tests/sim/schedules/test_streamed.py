@@ -10,7 +10,7 @@ from sim.hardware.catalog import find_machine
 from sim.machine import Machine
 from sim.models.table import find_model
 from sim.models.workload import Workload
-from sim.schedules.streamed import Streams, layers_of
+from sim.schedules.streams import Streams, layers_of
 from sim.simulate import Strategy, simulate
 from sim.steady import steady
 from sim.timing.costs import costs_of

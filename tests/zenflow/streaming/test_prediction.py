@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from sim.schedules.streamed import Streams
+from sim.schedules.streams import Streams
 from sim.simulate import Strategy, simulate
 from sim.timing.phases import costs_of_phases
 from zenflow import PacedLink, ZenFlowAdamW, ZenFlowConfig, stream_weights
@@ -42,14 +42,19 @@ class Layer(nn.Module):
         return x + Timed.apply(x, self.weight, self.seconds)
 
 
-def measured(seconds, rate, streamed, *, accumulation=1, steps=16):
-    """Return the seconds of a step in the least disturbed window, and the last report."""
+def config_of(changes):
+    return ZenFlowConfig(
+        **{"topk_ratio": 0, "update_interval": WINDOW, "select_interval": 1000, **changes}
+    )
+
+
+def measured(seconds, rate, streamed, *, accumulation=1, changes=None, steps=20):
+    """Return the seconds and the bytes of a step in the least disturbed of the later windows."""
     torch.manual_seed(0)
     model = nn.Sequential(*(Layer(seconds) for _ in range(LAYERS)))
     stream = stream_weights(model, "cpu", layers=list(model), **streamed)
     optimizer = ZenFlowAdamW(
-        model.parameters(), lr=1e-4, config=ZenFlowConfig(topk_ratio=0, update_interval=WINDOW),
-        offload_gradients="release", host_threads=1, link=PacedLink(rate, rate),
+        model.parameters(), lr=1e-4, config=config_of(changes or {}), offload_gradients="release", host_threads=1, link=PacedLink(rate, rate),
         accumulation_steps=accumulation,
     )  # fmt: skip
     taken = []
@@ -58,15 +63,16 @@ def measured(seconds, rate, streamed, *, accumulation=1, steps=16):
         for _ in range(accumulation):
             model(torch.ones(2, WIDTH, dtype=torch.bfloat16)).float().square().mean().backward()
         optimizer.step()
-        taken.append(time.perf_counter() - started)
-    report = optimizer.report
+        passed = time.perf_counter() - started
+        report = optimizer.report
+        taken.append((passed, report.d2h_bytes, report.h2d_bytes))
     optimizer.close()
     stream.close()
-    windows = [taken[first : first + WINDOW] for first in range(WINDOW, steps, WINDOW)]
-    return min(map(sum, windows)) / WINDOW, report
+    windows = [taken[first : first + WINDOW] for first in range(2 * WINDOW, steps, WINDOW)]
+    return min(tuple(sum(each) / WINDOW for each in zip(*own, strict=True)) for own in windows)
 
 
-def predicted(seconds, alone, rate, streamed, *, accumulation=1):
+def predicted(seconds, alone, rate, streamed, *, accumulation=1, changes=None):
     """Return the prediction where a step takes so long alone, with the engine's own work."""
     num_params = LAYERS * WIDTH * WIDTH
     forward = LAYERS * seconds
@@ -75,32 +81,58 @@ def predicted(seconds, alone, rate, streamed, *, accumulation=1):
         update=1e-3, h2d=2 * num_params / rate, num_params=num_params, num_layers=LAYERS,
     )  # fmt: skip
     costs = replace(costs, accumulation=accumulation)
-    return simulate(costs, Strategy.of("zenflow", topk_ratio=0, streams=Streams(**streamed)))
+    strategy = Strategy(
+        name="zenflow", config=config_of(changes or {}), streams=Streams(**streamed)
+    )
+    return simulate(costs, strategy)
 
 
 CASES = {
-    "hidden": (0.012, 2.4e7, {"slots": 3}, 1),
-    "bound by the link": (0.004, 1.0e7, {"slots": 3}, 1),
-    "two slots": (0.008, 1.6e7, {"slots": 2}, 1),
-    "some stay": (0.004, 1.0e7, {"slots": 3, "resident_layers": 3}, 1),
-    "two micro-batches": (0.004, 1.6e7, {"slots": 3}, 2),
+    "hidden": (0.016, 1.8e7, {"slots": 3}, 1),
+    "bound by the link": (0.008, 0.5e7, {"slots": 3}, 1),
+    "two slots": (0.016, 0.8e7, {"slots": 2}, 1),
+    "some stay": (0.008, 0.5e7, {"slots": 3, "resident_layers": 3}, 1),
+    "two slots, and some stay": (0.008, 0.5e7, {"slots": 2, "resident_layers": 3}, 1),
+    "two micro-batches": (0.008, 0.8e7, {"slots": 3}, 2),
+    "important columns": (0.008, 0.6e7, {"slots": 3}, 1, {"topk_ratio": 0.25}),
+    "the published rule": (
+        *(0.008, 0.6e7, {"slots": 3}, 1),
+        {"topk_ratio": 0.25, "update_rule": "published"},
+    ),
+    "updates land in their step": (
+        *(0.008, 0.8e7, {"slots": 3}, 1),
+        {"overlap_step": False, "update_interval": 1},
+    ),
+    "and in their window": (
+        *(0.008, 0.8e7, {"slots": 2, "resident_layers": 2}, 1),
+        {"topk_ratio": 0.25, "overlap_step": False},
+    ),
 }
+
+
+def case(name):
+    """Return seconds, rate, streams, and further arguments of `measured` and `predicted`."""
+    seconds, rate, streamed, accumulation, *changes = CASES[name]
+    return (seconds, rate, streamed), {
+        "accumulation": accumulation,
+        "changes": changes[0] if changes else None,
+    }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_bytes_are_those_predicted(name):
-    _, _, streamed, accumulation = CASES[name]
-    prediction = predicted(1e-3, 1e-1, 1e9, streamed, accumulation=accumulation)
-    _, report = measured(0.0, 1e12, streamed, accumulation=accumulation, steps=8)
-    assert report.d2h_bytes == pytest.approx(prediction.d2h_bytes, rel=1e-9)
-    assert report.h2d_bytes == pytest.approx(prediction.h2d_bytes, rel=1e-9)
+    (_, _, streamed), more = case(name)
+    prediction = predicted(1e-3, 1e-1, 1e9, streamed, **more)
+    _, down, up = measured(0.0, 1e12, streamed, **more, steps=12)
+    assert down == pytest.approx(prediction.d2h_bytes, rel=1e-9)
+    assert up == pytest.approx(prediction.h2d_bytes, rel=1e-9)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_takes_as_long_as_predicted(name):
-    seconds, rate, streamed, accumulation = CASES[name]
-    alone, _ = measured(seconds, 1e12, {"resident_layers": LAYERS - 1})
-    prediction = predicted(seconds, alone, rate, streamed, accumulation=accumulation)
-    step, _ = measured(seconds, rate, streamed, accumulation=accumulation)
-    assert step == pytest.approx(prediction.step_seconds, rel=0.08)
+    (seconds, rate, streamed), more = case(name)
+    alone, *_ = measured(seconds, 1e12, {"resident_layers": LAYERS - 1})
+    prediction = predicted(seconds, alone, rate, streamed, **more)
+    step, *_ = measured(seconds, rate, streamed, **more)
+    assert step == pytest.approx(prediction.step_seconds, rel=0.02)
