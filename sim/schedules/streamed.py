@@ -12,7 +12,7 @@ that change owner, and updates that land behind backward.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import simpy
@@ -20,9 +20,11 @@ import simpy
 from sim.machine import Machine, Process
 from sim.schedules.streams import Streams, streamed_elements
 from sim.schedules.zenflow import EngineSchedule, Landing
+from sim.timing.block_plan import PlannedBlock
 from sim.timing.costs import StepCosts
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
+from zenflow.rule.sizes import COLUMN_STATE_BYTES, MOVING_BYTES
 
 _MASTER_BYTES = 4
 """Bytes of an important column's element in the device's own memory."""
@@ -256,15 +258,19 @@ class StreamedEngineSchedule(EngineSchedule):
         self._changed.add(rank)
         return waits
 
-    def _rename(self, segments: Iterable[int], step: int) -> Process:
+    def _rename(self, blocks: Sequence[PlannedBlock], step: int) -> Process:
         """Write the weights of columns that have changed owner.
 
-        In each layer that has blocks to select, some column is taken to do so.
+        All important columns of these blocks are taken to do so. Those of a group leave before
+        any come, so that a layer of a large group comes twice.
         """
-        for rank in [self._rank[index] for index in segments if index in self._rank]:
-            for event in self._write_to(rank, step):
-                if not event.processed:
-                    yield event
+        for group in _groups(blocks):
+            segments = dict.fromkeys(block.segment for block in group)
+            ranks = [self._rank[index] for index in segments if index in self._rank]
+            for rank in (*(rank for rank in ranks if rank in self._old_at_home), *ranks):
+                for event in self._write_to(rank, step):
+                    if not event.processed:
+                        yield event
 
     def _upload_at_once(self, landings: list[Landing], step: int) -> Process:
         """Queue the uploads of a step that lands its own updates, layer by layer as they come."""
@@ -274,6 +280,21 @@ class StreamedEngineSchedule(EngineSchedule):
             if own:
                 yield from self.wait(self._write_to(rank, step), "weights", step)
                 self._send_home(rank, step, self._upload(own, step, after=[]))
+
+
+def _groups(blocks: Sequence[PlannedBlock]) -> Iterator[list[PlannedBlock]]:
+    """Yield the blocks whose columns move together, as `zenflow.columns.handover` has them."""
+    group: list[PlannedBlock] = []
+    num_bytes = 0
+    for block in blocks:
+        own = COLUMN_STATE_BYTES * block.shape.num_important * block.shape.num_rows
+        if group and num_bytes + own > MOVING_BYTES:
+            yield group
+            group, num_bytes = [], 0
+        group.append(block)
+        num_bytes += own
+    if group:
+        yield group
 
 
 def _check(config: ZenFlowConfig, *, releases: bool) -> None:

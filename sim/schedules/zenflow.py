@@ -14,7 +14,7 @@ Several devices divide the update: `sim.schedules.parallel.averaged` has DDP's r
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -390,12 +390,12 @@ class EngineSchedule(AbstractSchedule):
                 if not event.processed:
                     yield event
         yield machine.env.timeout(len(blocks) * machine.hardware.overheads.select.value)
-        yield from self._rename(members, step)
+        yield from self._rename(blocks, step)
         machine.stall("select", since, step)
         for index, due in members.items():
             self._update(index, due, step)
         self._close(blocks, step)
 
-    def _rename(self, segments: Iterable[int], step: int) -> Process:
+    def _rename(self, blocks: Sequence[PlannedBlock], step: int) -> Process:
         """Write the weights of columns that have changed owner; beside the rest it is nothing."""
         yield from ()

@@ -26,10 +26,7 @@ from zenflow.columns.layout import Block, Layout, SplitParam
 from zenflow.columns.placement import assign_banks, members_of
 from zenflow.rule.blocks import important_count
 from zenflow.rule.importance import select_columns
-
-MOST_BYTES = 1 << 26
-"""Largest number of bytes of state that several blocks move together; one block may move more."""
-
+from zenflow.rule.sizes import COLUMN_STATE_BYTES, MOVING_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Swap:
@@ -50,7 +47,7 @@ class Swap:
     @property
     def num_bytes(self) -> int:
         """Bytes of the state that moves in each direction."""
-        return 12 * len(self.rows) * self.block.split.num_rows
+        return COLUMN_STATE_BYTES * len(self.rows) * self.block.split.num_rows
 
 
 @torch.no_grad()
@@ -106,10 +103,10 @@ def _choose(blocks: Sequence[Block], hysteresis: float) -> Iterator[Swap]:
 
 
 def _groups(swaps: Iterable[Swap]) -> Iterator[list[Swap]]:
-    """Yield groups of swaps that move together, each within `MOST_BYTES`."""
+    """Yield groups of swaps that move together, each within `MOVING_BYTES`."""
     group: list[Swap] = []
     for swap in swaps:
-        if group and sum(s.num_bytes for s in group) + swap.num_bytes > MOST_BYTES:
+        if group and sum(s.num_bytes for s in group) + swap.num_bytes > MOVING_BYTES:
             yield group
             group = []
         group.append(swap)

@@ -155,6 +155,10 @@ def queue_depth(wanted: int | None, update_interval: int, spare_pools: float) ->
 
 # ---- weights that visit the device --------------------------------------------------------------
 
+COLUMN_STATE_BYTES = 12
+"""Bytes of an element of a column that changes owner: master and moments in float32."""
+MOVING_BYTES = 1 << 26
+"""Largest number of bytes of state that several blocks move together; one block may move more."""
 STREAMED_ELEMENTS = 1 << 16
 """Number of elements below which a weight of a streamed layer stays on the device."""
 LEAST_SLOTS = 2

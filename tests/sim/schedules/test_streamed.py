@@ -28,10 +28,9 @@ def costs(link, compute=3.6):
     )  # fmt: skip
 
 
-def predict(link, compute=3.6, **streams):
-    strategy = Strategy.of(
-        "zenflow", topk_ratio=0, update_interval=WINDOW, streams=Streams(**streams)
-    )
+def predict(link, compute=3.6, changes=None, **streams):
+    rule = {"topk_ratio": 0, "update_interval": WINDOW, "select_interval": 1000}
+    strategy = Strategy.of("zenflow", **{**rule, **(changes or {})}, streams=Streams(**streams))
     return simulate(costs(link, compute), strategy)
 
 
@@ -53,6 +52,72 @@ def test_bytes_of_a_step(slots, resident):
         2 * max(0, visiting - slots) * size + LAYERS * size / WINDOW, rel=1e-6
     )
     assert found.d2h_bytes == pytest.approx((visiting + LAYERS) * size, rel=1e-6)
+
+
+def test_important_columns_stay_on_the_device():
+    """Their gradients never leave and no update of theirs comes; pages come and go whole."""
+    found = predict(0.1, changes={"topk_ratio": 0.25}, slots=3)
+    size, deferred = 2 * PARAMS / LAYERS, 0.75
+    coming = 2 * (LAYERS - 3) + deferred * LAYERS / WINDOW
+    assert found.h2d_bytes == pytest.approx(coming * size, rel=1e-3)
+    assert found.d2h_bytes == pytest.approx((1 + deferred) * LAYERS * size, rel=1e-3)
+
+
+def test_updates_that_land_in_their_step_let_all_layers_visit_once_more():
+    """Backward moves nothing, so that weights go home behind the landing alone."""
+    found = predict(0.1, changes={"update_interval": 1, "overlap_step": False}, slots=3)
+    size = 2 * PARAMS / LAYERS
+    # The first layer has been at work last, and is still there.
+    visits = 2 * (LAYERS - 3) + (LAYERS - 1)
+    coming = visits + LAYERS
+    assert found.h2d_bytes == pytest.approx(coming * size, rel=1e-6)
+    assert found.d2h_bytes == pytest.approx(2 * LAYERS * size, rel=1e-6)
+
+
+def test_under_the_published_rule_weights_go_home_where_updates_land():
+    found = predict(0.1, changes={"update_rule": "published"}, slots=3)
+    size = 2 * PARAMS / LAYERS
+    assert found.d2h_bytes == pytest.approx((1 + 1 / WINDOW) * LAYERS * size, rel=1e-6)
+
+
+def test_the_first_forward_writes_important_columns_behind_the_way_home():
+    """The first layer is still there, on its way home."""
+    plain, important = (
+        predict(1.0, changes={"topk_ratio": ratio}, slots=LAYERS) for ratio in (0.0, 0.01)
+    )
+    assert important.stall_seconds > plain.stall_seconds + 1.0 / LAYERS
+
+
+def test_warm_up_is_over_when_steps_are_measured():
+    changed = predict(1.0, changes={"full_warm_up_rounds": 3})
+    assert changed.step_seconds == pytest.approx(predict(1.0).step_seconds, rel=1e-6)
+
+
+def selection(**streams):
+    """Return the bytes by lane and the seconds that one selection adds to a run."""
+    its_costs, totals = costs(0.1), []
+    for every in (0, 10):
+        strategy = Strategy.of(
+            "zenflow", topk_ratio=0.25, update_interval=WINDOW, select_strategy="step",
+            select_interval=every, streams=Streams(**streams),
+        )  # fmt: skip
+        machine = Machine(its_costs.hardware)
+        schedule = strategy.schedule(machine, its_costs)
+        machine.run(schedule.run(17))  # selects behind the first step, and once more
+        lanes = ("weights h2d", "weights d2h")
+        moved = [machine.recording.since(0, lane)[1] for lane in lanes]
+        totals.append([*moved, schedule.step_ends[-1]])
+    return [more - less for less, more in zip(*totals, strict=True)]
+
+
+def test_a_selection_lets_weights_come_and_go_once_more():
+    up, down, seconds = selection(slots=3)
+    # A layer's three blocks end their windows in three steps.
+    visits = 3 * 2 * PARAMS
+    assert down == pytest.approx(visits, rel=1e-6)
+    # They take the places of the first layers, which the next forward asks for.
+    assert up == pytest.approx(visits, rel=0.1)
+    assert seconds > 0
 
 
 def test_a_fast_link_hides_all_of_it():
@@ -107,14 +172,12 @@ def test_a_large_model_on_a_small_card_is_hidden_from_some_thousand_tokens_on():
 @pytest.mark.parametrize(
     ("changes", "streams", "message"),
     [
-        ({"topk_ratio": 0.1}, {}, "topk_ratio=0"),
-        ({"overlap_step": False}, {}, "land behind"),
-        ({"full_warm_up_rounds": 2}, {}, "land behind"),
+        ({"topk_ratio": 1}, {}, "topk_ratio below 1"),
         ({"releases": False}, {}, "release mode"),
         ({}, {"resident_layers": 13}, "at most 12"),
     ],
 )
-def test_what_is_not_predicted_is_refused(changes, streams, message):
+def test_what_the_engine_refuses_is_refused(changes, streams, message):
     strategy = Strategy.of("zenflow", **{"topk_ratio": 0, **changes}, streams=Streams(**streams))
     with pytest.raises(ConfigError, match=re.escape(message)):
         simulate(costs(1.0), strategy)
