@@ -38,13 +38,19 @@ class StallClock:
         self._recorder = recorder
         self._drive_seconds = drive_seconds
         self._waits: list[tuple[str, Any, Any, float]] = []
+        self._is_waiting = False
 
     @contextmanager
     def waiting(self, cause: str) -> Iterator[None]:
         """Count the device's time inside of the `with` block as a stall of this cause.
 
-        The part in which the host itself waits for a drive is the drive's.
+        The part in which the host itself waits for a drive is the drive's. A wait inside of
+        another is a part of that one.
         """
+        if self._is_waiting:
+            yield
+            return
+        self._is_waiting = True
         drive = self._drive_seconds if cause in _HOSTS else None
         start = self._device.timing_mark()
         began, before = time.perf_counter(), drive() if drive else 0.0
@@ -56,6 +62,7 @@ class StallClock:
                 waited = time.perf_counter() - began
                 share = min(1.0, (drive() - before) / waited) if waited else 0.0
             self._waits.append((cause, start, self._device.timing_mark(), share))
+            self._is_waiting = False
 
     def take(self) -> list[tuple[str, Any, Any, float]]:
         """Return the step's waits, and begin the next step's list."""

@@ -1,10 +1,13 @@
 """Memory of streamed weights: the engine's own bytes, and what a card is spared."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sim.hardware.catalog import find_machine
+from sim.memory.engine import engine_memory
 from sim.memory.engine_parts import Visiting
 from sim.memory.need import memory_of
 from sim.models.table import find_model
@@ -12,6 +15,7 @@ from sim.models.workload import Workload
 from sim.schedules.streams import Streams
 from sim.simulate import Strategy
 from zenflow import ZenFlowAdamW, ZenFlowConfig, stream_weights
+from zenflow.device.cpu import CpuDevice
 
 SHAPE = LlamaConfig(
     vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=6,
@@ -19,16 +23,30 @@ SHAPE = LlamaConfig(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("resident", [0, 2])
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_bytes_are_the_engines(resident, accumulation):
+RULES = {
+    "k 0": {"topk_ratio": 0},
+    "important columns": {"topk_ratio": 0.25},
+    "no overlap": {"topk_ratio": 0.25, "overlap_step": False},
+    "warm-up": {"topk_ratio": 0, "full_warm_up_rounds": 2},
+    "published": {"topk_ratio": 0.1, "update_rule": "published"},
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("resident", "accumulation"), [(0, 1), (2, 2)])
+def test_bytes_are_the_engines(rule, resident, accumulation, monkeypatch):
+    monkeypatch.setattr(CpuDevice, "has_ring", True)  # it allocates what a GPU's engine does
+    config = ZenFlowConfig(**RULES[rule])
     model = LlamaForCausalLM(SHAPE).to(torch.bfloat16)
     stream = stream_weights(model, "cpu", resident_layers=resident)
     optimizer = ZenFlowAdamW(
-        model.parameters(), config=ZenFlowConfig(topk_ratio=0), offload_gradients="release",
+        model.parameters(), config=config, offload_gradients="release",
         accumulation_steps=accumulation,
     )  # fmt: skip
     memory = optimizer.memory
+    buckets = optimizer._engine.layout.buckets
+    largest = max(sum(s.num_rows * s.num_columns for s in bucket.splits) for bucket in buckets)
+    shapes = [tuple(p.shape) for p in model.parameters()]
     optimizer.close()
     stream.close()
     workload = Workload.of_config("tiny", SHAPE.to_dict(), accumulation=accumulation)
@@ -36,6 +54,16 @@ def test_bytes_are_the_engines(resident, accumulation):
     sums = found.at_home if accumulation > 1 else 0
     assert memory.home_bytes == found.at_home + sums
     assert memory.model_bytes == 2 * workload.num_params - found.at_home + found.on_device
+    own = engine_memory(shapes, config, 2)
+    plain, homes = own.plan(has_ring=True), memory.home_bytes
+    assert memory == replace(
+        plain,
+        model_bytes=memory.model_bytes,
+        home_bytes=homes,
+        host_bytes=plain.host_bytes + homes,
+        pinned_bytes=plain.pinned_bytes + homes,
+    )
+    assert own.bucket >= largest  # buckets end where layers do
 
 
 def need(**streams):
