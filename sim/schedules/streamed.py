@@ -24,7 +24,7 @@ from sim.timing.block_plan import PlannedBlock
 from sim.timing.costs import StepCosts
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
-from zenflow.rule.sizes import COLUMN_STATE_BYTES, MOVING_BYTES
+from zenflow.rule.sizes import COLUMN_STATE_BYTES, MOVING_BYTES, SUMS_AHEAD_BYTES
 
 _MASTER_BYTES = 4
 """Bytes of an important column's element in the device's own memory."""
@@ -99,18 +99,10 @@ class StreamedEngineSchedule(EngineSchedule):
             seconds = written / self.costs.elementwise_bandwidth
             waits += self._going_home(rank)
         self._at_work = rank
-        if backward:
-            self._fetch_sums(rank, step)
         following = rank + (-1 if backward else 1)
         if 0 <= following < len(self._pages):
             # The training thread waits for the memory of whoever is given up, then goes on.
             waits += self._fetch(following, step)
-            if backward:
-                self._fetch_sums(following, step)
-        elif not backward:  # whose backward comes first
-            self._fetch_sums(rank, step)
-        if backward and rank in self._coming_sums:
-            waits.append(self._coming_sums.pop(rank))
         return waits, seconds
 
     def _come(self, rank: int, step: int) -> list[simpy.Event]:
@@ -158,13 +150,30 @@ class StreamedEngineSchedule(EngineSchedule):
         is_cpu = self.machine.hardware.device.is_cpu
         return [self._last] if is_cpu and self._last is not None else []
 
-    def _fetch_sums(self, rank: int, step: int) -> None:
+    # ---- sums ---------------------------------------------------------------------------------
+
+    def _fetch_sums(self, rank: int, step: int, after: simpy.Event | None) -> None:
+        """Queue the way back of a layer's sums, if they are at home, into compute's memory."""
         home = self._sums.pop(rank, None)
         if home is not None:
+            before = [home] if after is None else [home, after]
             work = self.machine.up(self._pages[rank])
-            # Compute's memory: what has been launched may be using it.
-            before = [home] if self._last is None else [home, self._last]
             self._coming_sums[rank] = self.machine.weights_up.submit("weights", step, work, before)
+
+    def _restore_sums(self, rank: int, step: int, done: simpy.Event) -> simpy.Event:
+        """Let backward add to a layer's sums, while the next ones come; return the end of that.
+
+        The next layers' come until so many bytes are on their way that others have to wait.
+        """
+        self._fetch_sums(rank, step, done)
+        arrived = self._coming_sums.pop(rank, None)
+        if arrived is None:
+            return done
+        following = rank - 1
+        while following >= 0 and sum(map(self._pages.__getitem__, self._coming_sums)) < SUMS_AHEAD_BYTES:
+            self._fetch_sums(following, step, done)
+            following -= 1
+        return self.compute_behind("backward", 0.0, step, [("weights", arrived)])
 
     # ---- passes -------------------------------------------------------------------------------
 
@@ -215,6 +224,8 @@ class StreamedEngineSchedule(EngineSchedule):
         done = self.compute_behind("backward", taken + writing, step, waits, after)
         if self._offloads:
             self._passed = [*self._passed[-1:], done]
+        if index in self._rank:
+            done = self._restore_sums(self._rank[index], step, done)
         self._pass(index, done)
         return done
 

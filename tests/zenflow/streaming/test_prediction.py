@@ -12,7 +12,7 @@ from sim.schedules.streams import Streams
 from sim.simulate import Strategy, simulate
 from sim.timing.phases import costs_of_phases
 from zenflow import PacedLink, ZenFlowAdamW, ZenFlowConfig, stream_weights
-from zenflow.streaming.stream import DOWN, UP
+from zenflow.streaming.transfers import DOWN, UP
 
 LAYERS, WIDTH, WINDOW = 8, 256, 4
 
