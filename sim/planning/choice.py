@@ -115,9 +115,14 @@ class Chooser:
         division = Division.of(self._settings["parallel"], count)
         return can_divide(shapes, config, self.workload.dtype_bytes, division)
 
+    @property
+    def knobs(self) -> Mapping[str, Any]:
+        """Settings of the update rule that are held."""
+        return self._settings["knobs"] or {}
+
     def compact(self) -> Chooser:
         """Return the chooser of the same step with compact state on the host."""
-        knobs = {**(self._settings["knobs"] or {}), "host_state": "compact"}
+        knobs = {**self.knobs, "host_state": "compact"}
         settings = {**self._settings, "knobs": knobs}
         return Chooser(self.workload, self.hardware, reserve=self.reserve, **settings)
 

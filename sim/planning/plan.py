@@ -21,7 +21,7 @@ from sim.planning.chunks import in_chunks, with_chunks
 from sim.planning.improvements import Improvement
 from sim.planning.options import Option
 from sim.planning.rules import EXACT
-from sim.planning.streams import with_streams
+from sim.planning.streams import hiding_tokens, with_streams
 from sim.simulate import STRATEGIES, SYSTEMS, Strategy
 from zenflow.host_state import GradientLink, HostState
 
@@ -72,7 +72,10 @@ class Plan:
     streamed: Option | None = None
     """Option whose layers visit the device.
 
-    None unless nothing else may fit one device, and this is likely to."""
+    None unless this is likely to fit one device, and is faster than the option that is shown,
+    takes more tokens to a step, or nothing else is likely to fit."""
+    hiding_tokens: int | None = None
+    """Least tokens of a micro-batch that hide the visits of the streamed option's layers."""
     largest: str | None = None
     """Largest model of the table that one device trains; None unless this one's weights exceed a
     device."""
@@ -129,6 +132,7 @@ class Plan:
             else [item.to_dict() for item in self.without_compact],
             "without_chunks": self.without_chunks and self.without_chunks.to_dict(),
             "streamed": self.streamed and self.streamed.to_dict(),
+            "hiding_tokens": self.hiding_tokens,
         }
 
 
@@ -203,6 +207,12 @@ def plan(
     without_chunks = None if better is None else choice.shown
     chooser, choice = better or (chooser, choice)
     beside = Beside(chooser, choice)
+    streamed = None
+    if "zenflow" in presets and _may_stream(hardware):
+        streamed = with_streams(
+            chooser.planners[1], chooser.workload, before=choice.shown,
+            checkpointing=checkpointing, may_chunk=chunked_loss is not False, knobs=chooser.knobs,
+        )  # fmt: skip
     # Where nothing is likely to fit, memory that is sold makes whole logits fit too.
     upgrades = whole if choice.recommended is None else beside
     return Plan(
@@ -220,7 +230,8 @@ def plan(
         improvements=tuple(upgrades.improvements(presets, parallel)),
         without_compact=without_compact,
         without_chunks=without_chunks,
-        streamed=_streamed(chooser, choice, presets),
+        streamed=streamed,
+        hiding_tokens=None if streamed is None else _hiding(chooser, streamed),
         largest=beside.largest(),
     )
 
@@ -239,14 +250,14 @@ def _chosen(
     return chooser, choice, None
 
 
-def _streamed(chooser: Chooser, choice: Choice, presets: Sequence[str]) -> Option | None:
-    """Return `Plan.streamed`."""
-    hardware = chooser.hardware
-    if choice.shown is not None or "zenflow" not in presets:
-        return None
-    if hardware.total_devices > 1 or hardware.device.is_cpu:
-        return None
-    return with_streams(chooser.planners[1], chooser.workload)
+def _may_stream(hardware: HardwareProfile) -> bool:
+    """Whether weights can visit the device: one GPU."""
+    return hardware.total_devices == 1 and not hardware.device.is_cpu
+
+
+def _hiding(chooser: Chooser, streamed: Option) -> int:
+    """Return `Plan.hiding_tokens`."""
+    return hiding_tokens(streamed.need, chooser.planners[1].costs(streamed.need.workload))
 
 
 def _interval(choice: Choice, draws: int) -> Interval | None:

@@ -1,83 +1,174 @@
-"""Streams: layers that visit the device, where no other setting fits one device."""
+"""Streams: layers that visit the device, where nothing else fits one, or fits it as well.
+
+Weights that are away leave the device's memory to activations, so that micro-batches may be larger
+or nothing is computed twice.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
+from sim.machine import Rates
+from sim.memory.engine_parts import Visiting
+from sim.memory.need import MemoryNeed
+from sim.models.recomputation import Recomputation
 from sim.models.workload import Workload
 from sim.planning.chunks import loss_is_ours
 from sim.planning.options import Option, Planner, variants
 from sim.schedules.streams import Streams, layers_of
 from sim.simulate import Strategy
-from zenflow.host_state import HostState
+from sim.timing.costs import StepCosts
+from zenflow.host_state import gradient_bytes
+
+FASTER = 1.05
+"""Speed-up that streams must bring where weights that stay fit too."""
 
 
-def with_streams(planner: Planner, workload: Workload) -> Option | None:
+def with_streams(
+    planner: Planner,
+    workload: Workload,
+    *,
+    before: Option | None = None,
+    checkpointing: Recomputation | None = None,
+    may_chunk: bool = True,
+    knobs: Mapping[str, Any] | None = None,
+) -> Option | None:
     """Return a step of streamed weights that is likely to fit; None if there is none.
 
-    Layers are recomputed, and logits come in chunks where `zenflow train` has them. The largest
-    micro-batch counts first, as visits cost the same for each. Then as many layers stay as fit.
-    Compact state is tried where the host has no room for float32.
+    Logits come in chunks where they may, and `zenflow train` has them. The largest micro-batch
+    counts first, as visits cost the same for each. Then as many layers stay as fit. Compact state
+    is tried where the host has no room for float32.
 
     Args:
         planner: Planner of one device.
         workload: Step as asked for.
+        before: Best option whose weights stay. Streams are worth less where they are not faster,
+            unless that one has fewer tokens to a step, or may not fit. None for none.
+        checkpointing: What backward recomputes; None tries all, and nothing too where weights
+            that stay leave streams something to win.
+        may_chunk: Whether logits may come in chunks.
+        knobs: Settings of the update rule that are held, besides k.
     """
-    for host_state in ("float32", "compact"):
-        for work, words in _steps(workload):
-            chosen = _option(planner, work, host_state, 0)
-            if chosen is None:
-                continue
-            most = _most_resident(planner, work, host_state)
-            found = chosen if most == 0 else _option(planner, work, host_state, most) or chosen
-            changes = ["topk_ratio=0"]
-            changes += [] if host_state == "float32" else [f"host_state={host_state}"]
-            changes += ["stream"] if most == 0 else ["stream", f"resident_layers={most}"]
-            return replace(found, changes=(*changes, *words))
+    if may_chunk and loss_is_ours(workload):
+        workload = replace(workload, loss="chunks")
+    rules: list[dict[str, Any]] = [{**(knobs or {}), "topk_ratio": 0}]
+    if "host_state" not in rules[0]:
+        rules.append({**rules[0], "host_state": "compact"})
+    tried: tuple[Recomputation, ...] = (True,) if before is None else (True, False)
+    if checkpointing is not None:
+        tried = (checkpointing,)
+    least = _least_speed(workload, before)
+    found: list[Option] = []
+    for rule in rules:
+        for recomputed in tried:
+            option = _largest(planner, workload, recomputed, rule, least)
+            found += [] if option is None else [option]
+        if found:
+            break
+    best = max(found, key=lambda option: option.tokens_per_second, default=None)
+    return None if best is None or best.tokens_per_second <= least else best
+
+
+def _least_speed(workload: Workload, before: Option | None) -> float:
+    """Return the tokens per second that streams have to exceed beside another option."""
+    if before is None or not before.fits:
+        return 0.0
+    if before.need.workload.tokens_per_step < workload.tokens_per_step:
+        return 0.0
+    return FASTER * before.tokens_per_second
+
+
+def _largest(
+    planner: Planner,
+    workload: Workload,
+    checkpointing: Recomputation,
+    rule: Mapping[str, Any],
+    least: float,
+) -> Option | None:
+    """Return the option of the largest micro-batches that fit; None if none does.
+
+    None too if compute alone is too slow for so many tokens per second.
+    """
+    for work, words in _steps(workload, checkpointing):
+        if work.tokens_per_step <= least * planner.costs(work).compute_seconds:
+            return None  # smaller micro-batches are no faster
+        if _need(planner, work, rule, 0) is None:
+            continue
+        most = _most_resident(planner, work, rule)
+        need = _need(planner, work, rule, most)
+        if need is None or most == len(layers_of(work.layers)):
+            return None  # none has to visit
+        found = planner.option_of(need)
+        changes = [f"{name}={value}" for name, value in rule.items()]
+        changes += ["stream"] if most == 0 else ["stream", f"resident_layers={most}"]
+        return replace(found, changes=(*changes, *words))
     return None
 
 
-def _steps(workload: Workload) -> Iterator[tuple[Workload, tuple[str, ...]]]:
-    """Yield the step as asked for, then in smaller micro-batches, each in words."""
-    if loss_is_ours(workload):
-        workload = replace(workload, loss="chunks")
+def _steps(
+    workload: Workload, checkpointing: Recomputation
+) -> Iterator[tuple[Workload, tuple[str, ...]]]:
+    """Yield the step as asked for, then in smaller micro-batches, each in words.
+
+    Weights visit for each micro-batch. So smaller ones are worth nothing where layers could be
+    recomputed instead.
+    """
     whole = replace(
         workload,
         batch_size=workload.batch_size * workload.accumulation,
         accumulation=1,
-        checkpointing=True,
+        checkpointing=checkpointing,
     )
-    yield from variants(whole, recomputes=False)
+    found = variants(whole, recomputes=False)
+    yield from found if checkpointing else found[:1]
 
 
-def _strategy(host_state: HostState, resident_layers: int) -> Strategy:
-    return Strategy.of(
-        "zenflow",
-        topk_ratio=0,
-        host_state=host_state,
-        streams=Streams(resident_layers=resident_layers),
-    )
-
-
-def _option(
-    planner: Planner, workload: Workload, host_state: HostState, resident_layers: int
-) -> Option | None:
-    """Return the option of a step; None where it is not likely to fit."""
-    need = planner.need(workload, _strategy(host_state, resident_layers))
+def _need(
+    planner: Planner, workload: Workload, rule: Mapping[str, Any], resident_layers: int
+) -> MemoryNeed | None:
+    """Return the memory that a step needs; None where it is not likely to fit."""
+    streams = Streams(resident_layers=resident_layers)
+    need = planner.need(workload, Strategy.of("zenflow", **rule, streams=streams))
     if need.short_of(planner.hardware, planner.reserve, planner.chance):
         return None
-    return planner.option_of(need)
+    return need
 
 
-def _most_resident(planner: Planner, workload: Workload, host_state: HostState) -> int:
+def _most_resident(planner: Planner, workload: Workload, rule: Mapping[str, Any]) -> int:
     """Return the largest number of layers that may stay; with none the step fits."""
     low, high = 0, len(layers_of(workload.layers))
     while low < high:
         middle = (low + high + 1) // 2
-        need = planner.need(workload, _strategy(host_state, middle))
-        if need.short_of(planner.hardware, planner.reserve, planner.chance):
+        if _need(planner, workload, rule, middle) is None:
             high = middle - 1
         else:
             low = middle
     return low
+
+
+def hiding_tokens(need: MemoryNeed, costs: StepCosts) -> int:
+    """Return the least tokens of a micro-batch whose passes take as long as weights travel.
+
+    Passes take a time in proportion to their tokens. The device waits for copies in forward, whose
+    weights come, and in backward, whose weights come and go beside gradients and updates. Layers
+    that are still there at the turns are not counted, and neither is the host's work.
+
+    Args:
+        need: Memory of a step of streamed weights.
+        costs: Costs of that step.
+    """
+    work, config = need.workload, need.strategy.config
+    assert config is not None
+    rates, size = Rates.of(costs.hardware), work.dtype_bytes
+    visiting = Visiting.of(work, need.strategy.streams).at_home
+    deferred = (1.0 - config.topk_ratio) * work.num_params
+    up = visiting + size * deferred / config.update_interval
+    down = visiting + gradient_bytes(config.gradient_link, size) * deferred
+    ratio = max(
+        visiting / rates.h2d / costs.forward_seconds,
+        max(up / rates.h2d, down / rates.d2h, (up + down) / rates.duplex) / costs.backward_seconds,
+    )
+    return math.ceil(ratio * work.batch_size * work.sequence)

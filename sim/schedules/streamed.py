@@ -170,7 +170,10 @@ class StreamedEngineSchedule(EngineSchedule):
         if arrived is None:
             return done
         following = rank - 1
-        while following >= 0 and sum(map(self._pages.__getitem__, self._coming_sums)) < SUMS_AHEAD_BYTES:
+        while (
+            following >= 0
+            and sum(map(self._pages.__getitem__, self._coming_sums)) < SUMS_AHEAD_BYTES
+        ):
             self._fetch_sums(following, step, done)
             following -= 1
         return self.compute_behind("backward", 0.0, step, [("weights", arrived)])

@@ -28,6 +28,7 @@ from zenflow.rule.blocks import important_count
 from zenflow.rule.importance import select_columns
 from zenflow.rule.sizes import COLUMN_STATE_BYTES, MOVING_BYTES
 
+
 @dataclass(frozen=True, slots=True)
 class Swap:
     """Columns of one block that change owner, as many in each direction."""

@@ -123,6 +123,7 @@ def plan_command(context: click.Context, /, **flags: Any) -> None:
             "evidence": shown and shown.to_dict(),
             "notes": notes,
             "command": command,
+            "streamed_command": found.streamed and run_command(found, wishes, found.streamed),
         }
         click.echo(json.dumps(strict(record), indent=2, allow_nan=False))
     else:

@@ -14,6 +14,7 @@ from experiments.training.parts.models.named import comes_with_weights
 from sim.models.table import hub_name
 
 if TYPE_CHECKING:
+    from sim.planning.options import Option
     from sim.planning.plan import Plan
 
 ROWS = "my_chats.jsonl"
@@ -38,14 +39,21 @@ def learning_rate(model: str) -> float | None:
     return FINE_TUNING["lr"] if comes_with_weights(hub_name(model)) else None
 
 
-def run_command(plan: Plan, wishes: Wishes) -> str | None:
-    """Return the command of the best setting on one device.
+def run_command(plan: Plan, wishes: Wishes, option: Option | None = None) -> str | None:
+    """Return the command of a setting on one device.
 
     A decoder with weights is fine-tuned by `zenflow finetune`, and others train by `zenflow
     train`. None if none fits, or if it recomputes a part of the layers, as neither of them does.
+
+    Args:
+        plan: The plan.
+        wishes: Flags of the user beside model and machine.
+        option: Setting to run; None takes the best one on one device, with streamed weights only
+            if nothing else may fit.
     """
-    options = [*plan.per_devices, *filter(None, (plan.likeliest, plan.streamed))]
-    option = next((option for option in options if option.need.num_devices == 1), None)
+    if option is None:
+        options = [*plan.per_devices, *filter(None, (plan.likeliest, plan.streamed))]
+        option = next((option for option in options if option.need.num_devices == 1), None)
     if option is None or not isinstance(option.need.workload.checkpointing, bool):
         return None
     work = option.need.workload

@@ -113,6 +113,7 @@ def answer(plan: Plan, wishes: Wishes) -> list[str]:
         *_accumulation(plan, chosen),
         *accuracy(plan, chosen, wishes),
         *(_helps(plan) if plan.recommended else _changes(plan)),
+        *_streamed(plan, wishes),
         *what_to_run(plan, wishes),
     ]
 
@@ -138,15 +139,35 @@ def _streamed(plan: Plan, wishes: Wishes) -> Iterator[str]:
     if option is None or option.prediction is None:
         return
     need, done = option.need, option.prediction
+    beside = ""
+    if plan.shown is not None:
+        beside = f", {option.tokens_per_second / plan.shown.tokens_per_second:.2g} times as many"
     yield (
-        f"But its layers can visit the {plan.hardware.device.name}: {option.label}. Predicted are "
-        f"{option.tokens_per_second:,.0f} tokens/s, {option.step_seconds:.3g} s a step, stalled "
-        f"for {done.stall_fraction:.0%} of it, with {gib(need.device_bytes)} of device memory and "
-        f"{gib(need.host_bytes)} of host memory. Streamed weights have not run on a GPU yet."
+        f"{_merit(plan, option)} its layers can visit the {plan.hardware.device.name}: "
+        f"{option.label}. Predicted are {option.tokens_per_second:,.0f} tokens/s{beside}, "
+        f"{option.step_seconds:.3g} s a step, stalled for {done.stall_fraction:.0%} of it, with "
+        f"{gib(need.device_bytes)} of device memory and {gib(need.host_bytes)} of host memory. "
+        "Streamed weights have not run on a GPU yet."
     )
-    command = run_command(plan, wishes)
+    own = need.workload.batch_size * need.workload.sequence
+    yield (
+        f"Micro-batches of {plan.hiding_tokens:,} tokens or more hide these visits; they have "
+        f"{own:,}."
+    )
+    command = run_command(plan, wishes, option)
     if command is not None:
         yield f"    {command}"
+
+
+def _merit(plan: Plan, option: Option) -> str:
+    """Return the reason to stream weights, as the beginning of a sentence."""
+    if plan.shown is None:
+        return "But"
+    if not plan.shown.fits:
+        return "To fit more surely,"
+    if plan.has_fewer_tokens:
+        return f"With all {_tokens(option.need.workload)} to a step,"
+    return "To be faster,"
 
 
 def _changes(plan: Plan) -> Iterator[str]:

@@ -10,7 +10,9 @@ from sim.models.table import find_model
 from sim.models.workload import Workload
 from sim.planning.options import Planner
 from sim.planning.plan import plan
-from sim.planning.streams import with_streams
+from sim.planning.streams import hiding_tokens, with_streams
+from sim.simulate import simulate
+from sim.timing.costs import costs_of
 
 GIB = float(1 << 30)
 
@@ -57,6 +59,50 @@ def test_compact_state_is_tried_where_the_host_has_too_little():
     option = with_streams(Planner(machine(host=190)), workload())
     assert "host_state=compact" in option.changes
     assert with_streams(Planner(machine(host=64)), workload()) is None
+
+
+def test_weights_that_are_away_leave_a_card_to_activations():
+    """A 7B model fits a card of 24 GB for one short sequence; streamed, for eight."""
+    found = planned(workload("qwen2.5-7b", batch_size=8), machine(host=512))
+    assert found.has_fewer_tokens
+    assert found.streamed.fits
+    assert found.streamed.need.workload.batch_size == 8
+    assert found.streamed.tokens_per_second > 2 * found.shown.tokens_per_second
+    layers = len(found.workload.layers)
+    assert 0 < found.streamed.strategy.streams.resident_layers < layers
+
+
+def test_streams_are_offered_only_where_they_win():
+    planner = Planner(machine(host=512), reserve=GIB)
+    work = workload("qwen2.5-7b", batch_size=8)
+    alone = with_streams(planner, work)
+    slower = replace(alone, prediction=replace(alone.prediction, step_seconds=9.0))
+    assert with_streams(planner, work, before=slower) is not None
+    assert with_streams(planner, work, before=alone) is None
+    unsure = replace(alone, is_tight=True)
+    assert with_streams(planner, work, before=unsure) is not None
+
+
+def test_settings_that_are_held_are_held():
+    knobs = {"gradient_link": "e4m3", "host_state": "compact"}
+    option = with_streams(Planner(machine()), workload(), knobs=knobs, may_chunk=False)
+    assert option.strategy.config.rounds_gradients
+    assert option.strategy.config.is_compact
+    assert option.need.workload.loss == "tokens"
+
+
+def test_the_least_micro_batch_hides_visits():
+    """With twice its tokens nothing is waited for, with half of them forward alone waits."""
+    planner = Planner(machine(host=512), reserve=GIB)
+    option = with_streams(planner, workload(batch_size=8))
+    work = option.need.workload
+    tokens = hiding_tokens(option.need, planner.costs(work))
+    stalls = []
+    for factor in (0.5, 2.0):
+        resized = replace(work, batch_size=1, sequence=round(factor * tokens))
+        done = simulate(costs_of(resized, planner.hardware), option.strategy)
+        stalls.append(sum(s.seconds for s in done.timeline.spans if s.name == "stall:weights"))
+    assert stalls[1] < 0.1 * stalls[0]
 
 
 @pytest.mark.parametrize(
