@@ -56,6 +56,7 @@ _MODULES = {
     "small_data": "evidence.studies.small_data.study",
     "host_state": "evidence.studies.host_state",
     "compression": "evidence.studies.compression.study",
+    "what_fits": "evidence.studies.what_fits",
     **{f"{WHAT_IF}/{name}": "experiments.sweeps.studies" for name in _QUESTIONS},
 }
 """Module of each study, which exports it as STUDY, or several as STUDIES."""

@@ -21,6 +21,7 @@ from sim.planning.options import Option, Planner, variants
 from sim.schedules.streams import Streams, layers_of
 from sim.simulate import Strategy
 from sim.timing.costs import StepCosts
+from zenflow.config import ZenFlowConfig
 from zenflow.host_state import gradient_bytes
 
 FASTER = 1.05
@@ -39,8 +40,8 @@ def with_streams(
     """Return a step of streamed weights that is likely to fit; None if there is none.
 
     Logits come in chunks where they may, and `zenflow train` has them. The largest micro-batch
-    counts first, as visits cost the same for each. Then as many layers stay as fit. Compact state
-    is tried where the host has no room for float32.
+    counts first, as visits cost the same for each. Then as many layers stay as fit. Where the host
+    has too little room, fewer gradients wait there, and then its state is compact.
 
     Args:
         planner: Planner of one device.
@@ -54,9 +55,12 @@ def with_streams(
     """
     if may_chunk and loss_is_ours(workload):
         workload = replace(workload, loss="chunks")
-    rules: list[dict[str, Any]] = [{**(knobs or {}), "topk_ratio": 0}]
-    if "host_state" not in rules[0]:
-        rules.append({**rules[0], "host_state": "compact"})
+    held = {**(knobs or {}), "topk_ratio": 0}
+    states = ("float32", "compact") if "host_state" not in held else (held["host_state"],)
+    depths = (None, 2, 1) if "queue_depth" not in held else (held["queue_depth"],)
+    rules = [
+        {**held, "host_state": state, "queue_depth": depth} for state in states for depth in depths
+    ]
     tried: tuple[Recomputation, ...] = (True,) if before is None else (True, False)
     if checkpointing is not None:
         tried = (checkpointing,)
@@ -95,14 +99,16 @@ def _largest(
     for work, words in _steps(workload, checkpointing):
         if work.tokens_per_step <= least * planner.costs(work).compute_seconds:
             return None  # smaller micro-batches are no faster
-        if _need(planner, work, rule, 0) is None:
+        need = _fullest(planner, work, rule)
+        if need is None:
             continue
-        most = _most_resident(planner, work, rule)
-        need = _need(planner, work, rule, most)
-        if need is None or most == len(layers_of(work.layers)):
+        assert need.strategy.streams is not None
+        most = need.strategy.streams.resident_layers
+        if most == len(layers_of(work.layers)):
             return None  # none has to visit
         found = planner.option_of(need)
-        changes = [f"{name}={value}" for name, value in rule.items()]
+        usual = ZenFlowConfig().to_dict()
+        changes = [f"{name}={value}" for name, value in rule.items() if value != usual[name]]
         changes += ["stream"] if most == 0 else ["stream", f"resident_layers={most}"]
         return replace(found, changes=(*changes, *words))
     return None
@@ -126,27 +132,24 @@ def _steps(
     yield from found if checkpointing else found[:1]
 
 
-def _need(
-    planner: Planner, workload: Workload, rule: Mapping[str, Any], resident_layers: int
-) -> MemoryNeed | None:
-    """Return the memory that a step needs; None where it is not likely to fit."""
-    streams = Streams(resident_layers=resident_layers)
-    need = planner.need(workload, Strategy.of("zenflow", **rule, streams=streams))
-    if need.short_of(planner.hardware, planner.reserve, planner.chance):
-        return None
-    return need
+def _fullest(planner: Planner, workload: Workload, rule: Mapping[str, Any]) -> MemoryNeed | None:
+    """Return the memory of a step that as many layers stay for as a device is likely to have room.
 
-
-def _most_resident(planner: Planner, workload: Workload, rule: Mapping[str, Any]) -> int:
-    """Return the largest number of layers that may stay; with none the step fits."""
-    low, high = 0, len(layers_of(workload.layers))
+    None where not even none may stay, or the host has too little room. Layers that stay take
+    nothing of the host, so that fewer would not help.
+    """
+    low, high = -1, len(layers_of(workload.layers))
+    fullest, short = None, {}
     while low < high:
         middle = (low + high + 1) // 2
-        if _need(planner, workload, rule, middle) is None:
+        streams = Streams(resident_layers=middle)
+        need = planner.need(workload, Strategy.of("zenflow", **rule, streams=streams))
+        places = need.short_of(planner.hardware, planner.reserve, planner.chance)
+        if "device" in places:
             high = middle - 1
         else:
-            low = middle
-    return low
+            low, fullest, short = middle, need, places
+    return None if short else fullest
 
 
 def hiding_tokens(need: MemoryNeed, costs: StepCosts) -> int:
