@@ -107,6 +107,8 @@ LINES = {
         "--out runs/mine": Elsewhere("tests/experiments/training/run/test_streamed.py"),
         "zenflow simulate --model qwen3-14b --gpu rtx4090 --host-ram 256 --stream --topk-ratio 0 "
         "--queue-depth 4 --checkpointing --loss chunks --batch-size 8": AS_IT_STANDS,
+        "zenflow plan --model qwen2.5-7b --gpu rtx4090 --host-ram 512 --batch-size 8":
+            Elsewhere("tests/experiments/commands/test_plan.py"),
     },
     "docs/guides/drive.md": {
         "zenflow train --model my-model/ --data my_texts/ --topk-ratio 0 "

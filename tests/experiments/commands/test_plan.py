@@ -138,6 +138,21 @@ def test_a_model_of_more_than_the_card_is_told_to_visit_it():
     assert settings.batch_size == found["streamed"]["batch_size"]
 
 
+def test_streams_stand_beside_what_fits_for_fewer_tokens():
+    asked = shlex.split(
+        "plan --model qwen2.5-7b --gpu rtx4090 --host-ram 512 --batch-size 8 --draws 0"
+    )
+    ran, found = run(*asked), record(*asked)
+    assert "With all 8 x 1024 tokens to a step, its layers can visit the rtx4090" in ran.output
+    assert f"Micro-batches of {found['hiding_tokens']:,} tokens or more" in ran.output
+    assert f"    {found['streamed_command']}\n" in ran.stdout
+    assert found["command"] == ran.stdout.splitlines()[-1].strip()
+    settings = settings_of(shlex.split(found["streamed_command"])[2:])
+    assert settings.stream == "yes"
+    assert settings.batch_size == 8
+    assert settings.resident_layers == found["streamed"]["streams"]["resident_layers"]
+
+
 def test_the_model_is_called_as_the_hub_calls_it():
     found = record("plan", "--model", "qwen2.5-1.5b", "--gpu", "rtx3090", "--draws", "0")
     assert settings_of(shlex.split(found["command"])[1:]).model == "Qwen/Qwen2.5-1.5B"

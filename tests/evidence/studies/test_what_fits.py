@@ -1,0 +1,48 @@
+"""The largest models: more memory and more ways never make them smaller."""
+
+from itertools import pairwise
+
+import pytest
+
+from evidence.studies import what_fits
+from evidence.studies.what_fits import BOTH, CARDS, FEWER, PLAIN, RAM, STUDY, VISITING
+from experiments.lab.study import Job, Scope
+
+NAMES = (None, *reversed(what_fits.MODELS))  # from the smallest on
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    job = Job(folder=tmp_path_factory.mktemp("cells"))
+    return {
+        tuple(cell.settings[name] for name in ("card", "ram_gib", "way")): STUDY.run(cell, job)
+        for cell in STUDY.cells(Scope())
+    }
+
+
+def rank(rows, *settings):
+    return NAMES.index(rows[settings]["model"])
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_more_of_anything_is_never_less(rows, card):
+    for ram, more in pairwise(RAM):
+        assert all(rank(rows, card, ram, way) <= rank(rows, card, more, way) for way in
+                   what_fits.WAYS)  # fmt: skip
+    for ram in RAM:
+        for fewer, wider in ((PLAIN, FEWER), (PLAIN, VISITING), (FEWER, BOTH), (VISITING, BOTH)):
+            assert rank(rows, card, ram, fewer) <= rank(rows, card, ram, wider)
+
+
+def test_what_is_named_fits(rows):
+    for (card, ram, _), row in rows.items():
+        assert row["host_gib"] < ram
+        assert row["device_gib"] < float(card.split()[0])
+        assert row["tokens_per_second"] > 0
+
+
+def test_streams_and_fewer_bytes_take_a_small_card_to_a_model_that_exceeds_it(rows):
+    found = rows["24 GB", 128, BOTH]
+    assert 2 * found["billions"] > 24
+    assert found["visiting_layers"] > 0
+    assert found["micro_batch_tokens"] > found["hiding_tokens"]
