@@ -21,7 +21,7 @@ from sim.hardware.profile import HardwareProfile
 from sim.memory.need import memory_of
 from sim.memory.saved import checkpoint_bytes
 from sim.memory_parts import Part
-from sim.schedules.streamed import Streams
+from sim.schedules.streams import Streams
 from sim.simulate import Strategy
 from zenflow.errors import ConfigError
 from zenflow.host.limits import free_bytes

@@ -147,7 +147,7 @@ def test_streams_stand_beside_what_fits_for_fewer_tokens():
     assert f"Micro-batches of {found['hiding_tokens']:,} tokens or more" in ran.output
     assert f"    {found['streamed_command']}\n" in ran.stdout
     assert found["command"] == ran.stdout.splitlines()[-1].strip()
-    settings = settings_of(shlex.split(found["streamed_command"])[2:])
+    settings = settings_of(shlex.split(found["streamed_command"])[1:])
     assert settings.stream == "yes"
     assert settings.batch_size == 8
     assert settings.resident_layers == found["streamed"]["streams"]["resident_layers"]
