@@ -106,7 +106,7 @@ CASES = {
     "two micro-batches": (0.008, 0.8e7, {"slots": 3}, 2),
     "important columns": (0.008, 0.6e7, {"slots": 3}, 1, {"topk_ratio": 0.25}),
     "the published rule": (
-        *(0.008, 0.6e7, {"slots": 3}, 1),
+        *(0.016, 0.3e7, {"slots": 3}, 1),
         {"topk_ratio": 0.25, "update_rule": "published"},
     ),
     "updates land in their step": (
