@@ -120,7 +120,7 @@ def _steps(
     """Yield the step as asked for, then in smaller micro-batches, each in words.
 
     Weights visit for each micro-batch. So smaller ones are worth nothing where layers could be
-    recomputed instead.
+    recomputed instead, and less than inputs of recomputed layers that wait on the host.
     """
     whole = replace(
         workload,
@@ -129,7 +129,10 @@ def _steps(
         checkpointing=checkpointing,
     )
     found = variants(whole, recomputes=False)
-    yield from found if checkpointing else found[:1]
+    for work, words in found if checkpointing else found[:1]:
+        yield work, words
+        if checkpointing is True and not work.offloads_activations:
+            yield replace(work, offloads_activations=True), (*words, "offload_activations")
 
 
 def _fullest(planner: Planner, workload: Workload, rule: Mapping[str, Any]) -> MemoryNeed | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import simpy
 
+from sim.lanes import SerialLane
 from sim.machine import Machine, Process
 from sim.memory_parts import ACTIVATION_BUFFERS, SystemCase, SystemParts
 from sim.timing.costs import StepCosts
@@ -168,14 +169,14 @@ class AbstractSchedule(ABC):
         if index == 0:
             self._left, self._passed = {}, []
         room = self._left.get(index - ACTIVATION_BUFFERS)
-        return [] if room is None else [("d2h", room)]
+        return [] if room is None else [(self._activations_down()[1], room)]
 
     def _leave_activations(self, index: int, step: int, done: simpy.Event, count: int = 1) -> None:
         """Queue the copies of a segment's activations to the host, of so many micro-batches."""
         size = count * self.costs.segments[index].leaving
         if size:
-            work = self.machine.down(size)
-            self._left[index] = self.machine.d2h.submit("activations", step, work, [done])
+            lane, _ = self._activations_down()
+            self._left[index] = lane.submit("activations", step, self.machine.down(size), [done])
 
     def _fetch_activations(
         self, index: int, step: int, count: int = 1
@@ -186,9 +187,16 @@ class AbstractSchedule(ABC):
             return []
         used = self._passed[0] if len(self._passed) == ACTIVATION_BUFFERS else self._last
         before = [event for event in (self._left[index], used) if event is not None]
-        return [
-            ("h2d", self.machine.h2d.submit("activations", step, self.machine.up(size), before))
-        ]
+        lane, cause = self._activations_up()
+        return [(cause, lane.submit("activations", step, self.machine.up(size), before))]
+
+    def _activations_down(self) -> tuple[SerialLane, str]:
+        """Return the lane of activations to the host, and the cause of waits for it."""
+        return self.machine.d2h, "d2h"
+
+    def _activations_up(self) -> tuple[SerialLane, str]:
+        """Return the lane of activations to the device, and the cause of waits for it."""
+        return self.machine.h2d, "h2d"
 
     def compute_behind(
         self,

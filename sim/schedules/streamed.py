@@ -17,6 +17,7 @@ from typing import Any
 
 import simpy
 
+from sim.lanes import SerialLane
 from sim.machine import Machine, Process
 from sim.schedules.streams import Streams, streamed_elements
 from sim.schedules.zenflow import EngineSchedule, Landing
@@ -149,6 +150,12 @@ class StreamedEngineSchedule(EngineSchedule):
         """Return compute that is over when the training thread goes on: where a CPU computes."""
         is_cpu = self.machine.hardware.device.is_cpu
         return [self._last] if is_cpu and self._last is not None else []
+
+    def _activations_down(self) -> tuple[SerialLane, str]:
+        return self.machine.weights_down, "weights"
+
+    def _activations_up(self) -> tuple[SerialLane, str]:
+        return self.machine.weights_up, "weights"
 
     # ---- sums ---------------------------------------------------------------------------------
 

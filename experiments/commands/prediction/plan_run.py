@@ -68,7 +68,8 @@ def run_command(plan: Plan, wishes: Wishes, option: Option | None = None) -> str
         words += [f"--{name.replace('_', '-')}", value] if value else []
     words += ["--dtype", work.dtype, *(["--checkpointing"] if work.checkpointing else recomputes)]
     words += [] if option.strategy.releases else ["--gradients", "keep"]
-    words += [] if option.strategy.streams is None else ["--stream"]
+    if option.strategy.streams is not None:
+        words += ["--stream", *(["--offload-activations"] if work.offloads_activations else [])]
     words += ["--batch-size", str(work.batch_size), "--sequence", str(work.sequence)]
     words += ["--grad-accum", str(work.accumulation)] if work.accumulation > 1 else []
     words += [] if rate is None else ["--lr", written(rate)]

@@ -214,6 +214,7 @@ class TrainSettings(TuningSettings):
             dtype=self.dtype,
             checkpointing=self.checkpointing,
             loss="chunks" if self.chunked_loss else "tokens",
+            offloads_activations=self.offload_activations,
         )
 
     def with_strategy(self, name: str) -> TrainSettings:

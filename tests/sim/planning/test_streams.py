@@ -115,3 +115,24 @@ def test_the_least_micro_batch_hides_visits():
 )
 def test_elsewhere_nothing_visits(work, hardware):
     assert planned(work, hardware).streamed is None
+
+
+def test_inputs_wait_on_the_host_where_the_card_is_full_of_them():
+    hardware = machine(host=512)
+    option = with_streams(Planner(hardware, reserve=GIB), workload(batch_size=32))
+    assert option.changes[-1] == "offload_activations"
+    work = option.need.workload
+    assert work.offloads_activations
+    kept = replace(option.need.workload, offloads_activations=False)
+    planner = Planner(hardware, reserve=GIB)
+    streams = replace(option.strategy, streams=type(option.strategy.streams)())
+    assert planner.need(kept, streams).short_of(hardware, planner.reserve, planner.chance)
+    small = with_streams(planner, workload(batch_size=4))
+    assert not small.need.workload.offloads_activations
+
+
+def test_where_layers_keep_more_than_inputs_they_stay():
+    option = with_streams(
+        Planner(machine(host=512), reserve=GIB), workload(batch_size=32), checkpointing=False
+    )
+    assert option is None or not option.need.workload.offloads_activations

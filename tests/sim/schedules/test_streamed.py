@@ -238,3 +238,21 @@ def log(slots, accumulation):
 def test_a_settled_step():
     logs = "\n\n".join(log(*case) for case in ((3, 1), (2, 1), (3, 2))) + "\n"
     assert logs == GOLDEN.read_text()
+
+
+def test_inputs_of_layers_take_the_lanes_of_the_weights():
+    """Behind updates that are not computed yet they would be late, and the device would wait."""
+    hardware = find_machine("rtx4090-desktop", 1).with_values({"host.dram_bytes": 2.0**39})
+    given = {"batch_size": 16, "sequence": 1024, "checkpointing": True, "loss": "chunks"}
+    strategy = Strategy.of("zenflow", topk_ratio=0, queue_depth=4, streams=Streams())
+    found = {}
+    for offloads in (False, True):
+        name, config = find_model("qwen3-14b")
+        work = Workload.of_config(name, config, **given, offloads_activations=offloads)
+        found[offloads] = simulate(costs_of(work, hardware), strategy)
+    layers, width = config["num_hidden_layers"], config["hidden_size"]
+    moved = (layers - 2) * 16 * 1024 * width * 2  # all but the first layer's and the last's
+    before, after = found[False], found[True]
+    assert after.d2h_bytes - before.d2h_bytes == pytest.approx(moved)
+    assert after.h2d_bytes - before.h2d_bytes == pytest.approx(moved)
+    assert after.step_seconds == pytest.approx(before.step_seconds, rel=1e-3)
