@@ -40,7 +40,11 @@ def test_a_run_with_a_drive_leaves_equal_weights_and_goes_on(tmp_path, flags, st
     assert steps(out)[-1]["drive_worn"] > 0
 
 
-def test_a_run_with_streamed_weights_and_a_drive(tmp_path, flags, state_dir, monkeypatch):
+@pytest.mark.parametrize("strategy", ["zenflow", "zero_offload"])
+def test_a_run_with_streamed_weights_and_a_drive(
+    tmp_path, flags, state_dir, monkeypatch, strategy
+):
+    flags = [*flags, "--strategy", strategy]  # the second is then the step of ZeRO-Infinity
     visiting = partial(stream_weights, least_elements=1000)
     monkeypatch.setattr("experiments.training.parts.setup.stream_weights", visiting)
     plain = trained(tmp_path / "plain", *flags, "--steps", 4)
