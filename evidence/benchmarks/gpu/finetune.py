@@ -31,9 +31,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from evidence.benchmarks.gpu.pretrained import Tokens, load_model, prepare
+from evidence.benchmarks.gpu.pretrained import Tokens, prepare
 from evidence.benchmarks.gpu.setup import MODELS
 from evidence.benchmarks.record import setting
+from evidence.studies.language_model.model import load_model
 from experiments.output.files import replacing, write_json
 from experiments.training.parts.models.decoder import LanguageModel, init_weights
 from zenflow import ZenFlowAdamW, ZenFlowConfig

@@ -1,4 +1,4 @@
-"""A pretrained model from files, and tokens of texts that were made beforehand."""
+"""Tokens of texts that were made beforehand."""
 
 from __future__ import annotations
 
@@ -7,36 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from evidence.studies.language_model.model import in_transformers
 from experiments.output.files import replacing
 from experiments.training.parts.data.texts import path_documents
 from experiments.training.parts.data.tokens import PretrainedTokenizer
 
 _HELD_OUT_BATCHES = 8
-
-
-def load_model(path: Path) -> nn.Module:
-    """Return the pretrained model of a folder or a GGUF file in bfloat16, from files alone."""
-    from transformers.models.auto import AutoModelForCausalLM
-
-    where, file = _located(path)
-    model = AutoModelForCausalLM.from_pretrained(
-        where, dtype=torch.float32, local_files_only=True, **file
-    )
-    if file:  # its weights may be packed still, and it can't be trained: take what they stand for
-        values = model.config.to_dict()
-        values.pop("quantization_config", None)
-        plain = AutoModelForCausalLM.from_config(type(model.config)(**values))
-        plain.load_state_dict(model.state_dict())
-        model = plain
-    rounded: nn.Module = model.to(torch.bfloat16)
-    return rounded
-
-
-def _located(path: Path) -> tuple[str, dict[str, str]]:
-    """Return the folder and, of a GGUF file, its name, as transformers wants them."""
-    return (str(path), {}) if path.is_dir() else (str(path.parent), {"gguf_file": path.name})
 
 
 def prepare(model: Path, texts: Path, target: Path) -> None:
@@ -47,7 +25,7 @@ def prepare(model: Path, texts: Path, target: Path) -> None:
     """
     from transformers.models.auto import AutoTokenizer
 
-    where, file = _located(model)
+    where, file = in_transformers(model)
     tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=True, **file)
     documents = path_documents(texts)
     encode = PretrainedTokenizer(tokenizer, 1 << 16).stream

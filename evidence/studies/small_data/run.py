@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from statistics import fmean
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from evidence.studies.late_updates.optimizer import Group, Hypers, LateOptimizer
 from evidence.studies.late_updates.rules import Rule
+from evidence.studies.learners import Learner, adamw_arguments, groups_of, of_engine, of_torch
 from evidence.studies.small_data.design import ADAMW, POINTS_PER_EPOCH, Variant
 from evidence.studies.sst2.data import Sentences
 from evidence.studies.sst2.run import TestBatches, workbench
@@ -22,19 +20,8 @@ from experiments.training.run.evaluation import cross_entropy, forward
 from experiments.training.settings.rates import schedule_factor
 from experiments.training.settings.training import TrainSettings
 from zenflow.config import ZenFlowConfig
-from zenflow.optimizer import ZenFlowAdamW
 
 _DIGITS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class _Learner:
-    """An optimizer as the loop needs it."""
-
-    step: Callable[[float], None]
-    """Function that takes a step at a learning rate."""
-    true_weights: Callable[[], AbstractContextManager[None]]
-    """Function that shows the true weights in a context."""
 
 
 def fine_tune(
@@ -95,44 +82,22 @@ def _test(model: nn.Module, batches: TestBatches) -> tuple[float, float]:
 @contextmanager
 def _learner(
     settings: TrainSettings, params: list[nn.Parameter], variant: Variant
-) -> Iterator[_Learner]:
-    """Yield a variant's optimizer; matrices decay, vectors don't."""
-    matrices = [param for param in params if param.ndim > 1]
-    vectors = [param for param in params if param.ndim < 2]
-    shapes = ((matrices, settings.weight_decay), (vectors, 0.0))
-    groups = [{"params": own, "weight_decay": decay} for own, decay in shapes]
-    hypers: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
-    most = settings.max_grad_norm
+) -> Iterator[Learner]:
+    """Yield a variant's optimizer."""
     if variant.name.startswith(ADAMW):
-        plain = torch.optim.AdamW(groups, **hypers)
-        clip = partial(nn.utils.clip_grad_norm_, params)
-        yield _Learner(partial(_step, plain, clip, most), nullcontext)
+        plain = torch.optim.AdamW(**adamw_arguments(params, settings))
+        yield of_torch([plain], params, settings.max_grad_norm)
         return
     config = ZenFlowConfig.preset("zenflow", **{**settings.knobs, **variant.knobs})
-    if variant.rule is not None:
-        rule = {"fresh": "factored", **variant.rule}
-        late = LateOptimizer(
-            [Group(params=own, weight_decay=decay) for own, decay in shapes],
-            Rule(name=variant.name, interval=config.update_interval, **rule),
-            config,
-            Hypers(betas=settings.betas, eps=settings.eps),
-        )
-        yield _Learner(lambda lr: late.step(lr, most), late.true_weights)
+    if variant.rule is None:
+        with of_engine(params, config, settings) as learner:
+            yield learner
         return
-    with closing(ZenFlowAdamW(groups, config=config, host_threads=1, **hypers)) as engine:
-        step = partial(_step, engine, engine.clip_grad_norm_, most)
-        yield _Learner(step, engine.true_weights)
-
-
-def _step(
-    optimizer: torch.optim.Optimizer,
-    clip: Callable[[float], Tensor],
-    most: float | None,
-    lr: float,
-) -> None:
-    """Take a step at a learning rate, its gradients clipped to a norm unless that is None."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-    if most is not None:
-        clip(most)
-    optimizer.step()
+    rule = {"fresh": "factored", **variant.rule}
+    late = LateOptimizer(
+        [Group(params=own, weight_decay=decay) for own, decay in groups_of(params, settings)],
+        Rule(name=variant.name, interval=config.update_interval, **rule),
+        config,
+        Hypers(betas=settings.betas, eps=settings.eps),
+    )
+    yield Learner(lambda lr: late.step(lr, settings.max_grad_norm), late.true_weights)

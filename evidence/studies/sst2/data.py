@@ -77,7 +77,7 @@ def read_folder(folder: Path, *, most_texts: int = 1) -> Sentences:
             f"the data directory {folder} must hold {TRAIN} and {TEST}, but has no "
             f"{' and no '.join(missing)}: check --data-dir"
         )
-    parts = (_read_rows(folder / name, most_texts) for name in (TRAIN, TEST))
+    parts = (read_rows(folder / name, most_texts) for name in (TRAIN, TEST))
     return without_leakage(folder.name, *parts)
 
 
@@ -153,7 +153,12 @@ def _key(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def _read_rows(path: Path, most_texts: int) -> list[Sentence]:
+def read_rows(path: Path, most_texts: int) -> list[Sentence]:
+    """Return the lines of a file: one or more texts with tabs between, and a label.
+
+    Raises:
+        ConfigError: The file can't be read, or a line is malformed.
+    """
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:

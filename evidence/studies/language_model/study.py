@@ -1,0 +1,158 @@
+"""A pretrained language model under every rule: does a run end where AdamW's ends?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from evidence.studies.language_model.design import CLAIMED, RATE, SMOKE, subject
+from evidence.studies.language_model.picture import draw
+from experiments.lab.columns import Column, Table, key
+from experiments.lab.finding import Finding, Tolerance
+from experiments.lab.intervals import CONFIDENCE, half_width_over_seeds
+from experiments.lab.study import Cell, Data, Job, Row, Scope, Study
+
+MARGIN = 0.5
+"""Percent of AdamW's held-out loss that counts as none lost, set before anything ran."""
+FIRST = 20
+"""Number of steps, from the first, whose training losses are laid over one another."""
+_PERCENT = 100
+_ENDS = ("before", "held_out", "seen")
+
+
+def _cells(scope: Scope) -> Sequence[Cell]:
+    return subject(scope).cells(scope.seeds or (0,), smoke=scope.smoke)
+
+
+def _run(cell: Cell, job: Job) -> Row:
+    from evidence.studies.language_model.run import fine_tune  # loads torch
+
+    training, task, rule = cell.work
+    own = subject(Scope(smoke=job.smoke, seeds=job.seeds, data_dir=job.data_dir, model=job.model))
+    return fine_tune(training, own.texts, task, rule, own.path, job.progress)
+
+
+def _summarise(rows: Sequence[Row], config: Data) -> Data:
+    """Return a group for each task, rate and rule, with differences to AdamW's at equal seeds."""
+    from evidence.studies.language_model.design import RULES
+
+    groups: dict[tuple[str, float, str], dict[int, Row]] = {}
+    for row in rows:
+        groups.setdefault((row["task"], row["lr"], row["rule"]), {})[row["seed"]] = row
+    found = []
+    for (task, lr, rule), own in groups.items():
+        base = groups.get((task, lr, RULES[rule].beside), {})
+        pairs = [(own[seed], base[seed]) for seed in own if seed in base]
+        losses = [row["losses"][:FIRST] for row in own.values()]
+        found.append({
+            "task": task, "lr": lr, "rule": rule, "beside": RULES[rule].beside,
+            "seeds": list(own),
+            **{name: [row[name] for row in own.values()] for name in _ENDS},
+            "percent": [_above(a["held_out"], b["held_out"]) for a, b in pairs],
+            "seen_percent": [_above(a["seen"], b["held_out"]) for a, b in pairs],
+            "first_percent": [
+                _above(fmean(a["losses"][:FIRST]), fmean(b["losses"][:FIRST])) for a, b in pairs
+            ],
+            "curve": [fmean(at) for at in zip(*losses, strict=True)],
+        })  # fmt: skip
+    return {"study": dict(config), "groups": found}
+
+
+def _above(value: float, base: float) -> float:
+    return round(_PERCENT * (value / base - 1), 4)
+
+
+def interval(percents: Sequence[float]) -> tuple[float, float]:
+    """Return the paired interval of a mean difference; of one seed it has no ends."""
+    half = half_width_over_seeds(percents)
+    return fmean(percents) - half, fmean(percents) + half
+
+
+def _findings(data: Data) -> Sequence[Finding]:
+    """Return whether the held-out loss is kept; there is no number where the seeds can't tell."""
+    found = []
+    for group in data["groups"]:
+        if group["rule"] not in CLAIMED or not group["percent"]:
+            continue
+        low, high = interval(group["percent"])
+        mean, seeds = fmean(group["percent"]), len(group["percent"])
+        undecided = low <= MARGIN < high
+        found.append(Finding(
+            claim=f"{group['task']}, rate {group['lr']:g}: held-out loss of {group['rule']} is "
+            f"no more than {MARGIN:g}% above AdamW's",
+            source="the aim of this project; the margin was set before anything ran",
+            unit="%", published=MARGIN, tolerance=Tolerance.at_most(),
+            measured=None if undecided else mean,
+            note=f"{mean:+.3f}% in the mean of {seeds} seed{'s' if seeds > 1 else ''}"
+            + (f", {CONFIDENCE:.0%} interval {low:+.3f} to {high:+.3f}" if seeds > 1 else
+               ", which allow no interval")
+            + ("; the interval holds the margin: can't tell" if undecided and seeds > 1 else ""),
+        ))  # fmt: skip
+    return found
+
+
+def _about(data: Data) -> str:
+    study, groups = data["study"], data["groups"]
+    num_runs = sum(len(group["seeds"]) for group in groups)
+    model = str(study["model"]).removeprefix("package:")
+    return (
+        f"{num_runs} runs of {model}, whose weights are rounded to bfloat16 before the first "
+        "step; those of a GGUF file have four bits each, and are made plain numbers again. "
+        f"A run has {study['steps']} steps: of {study['batch_size']} rows of {study['sequence']} "
+        f"tokens for plain text, or of {study['batch_size'] * study['chat_rows']} chats of that "
+        f"length at most. The learning rate rises over {study['warmup']:.0%} of the steps and "
+        f"falls linearly; gradients are clipped at {study['max_grad_norm']:g}. Losses of chats "
+        "are those of the answers. A seed gives all rules the same batches in the same order. "
+        "Held-out losses are of true weights: those that AdamW on the host has. *Seen* weights "
+        "are those that the next forward would have met. Rules with bfloat16 weights are "
+        "compared with AdamW on such weights, whose masters are float32."
+    )
+
+
+def _tables(data: Data) -> Sequence[Table]:
+    groups = data["groups"]
+    columns = [
+        key("rule"),
+        key("lr", "g", head="rate"),
+        Column(head="seeds", show=lambda g: str(len(g["seeds"]))),
+        Column(head="held-out loss before", show=lambda g: f"{fmean(g['before']):.4f}"),
+        Column(head="and after", show=lambda g: f"{fmean(g['held_out']):.4f}"),
+        _difference("percent", "beside AdamW, %"),
+        _difference("seen_percent", "of seen weights, %"),
+        _difference("first_percent", f"training loss of the first {FIRST} steps, %"),
+    ]
+    return [
+        Table(title=task, columns=columns, rows=[g for g in groups if g["task"] == task])
+        for task in dict.fromkeys(group["task"] for group in groups)
+    ]
+
+
+def _difference(name: str, head: str) -> Column:
+    """Return a column of mean differences to AdamW, with half of the paired interval."""
+
+    def show(group: Mapping[str, Any]) -> str:
+        values = group[name]
+        if group["rule"] == group["beside"] or not values:
+            return ""
+        half = half_width_over_seeds(values)
+        return f"{fmean(values):+.3f}" + (f" ± {half:.3f}" if len(values) > 1 else "")
+
+    return Column(head=head, show=show)
+
+
+STUDY = Study(
+    name="language_model",
+    title="A pretrained language model, fine-tuned",
+    cells=_cells,
+    run=_run,
+    summarise=_summarise,
+    findings=_findings,
+    about=_about,
+    tables=_tables,
+    draw=lambda data: draw(data, SMOKE.lr if data["study"]["smoke"] else RATE, MARGIN),
+    settings=lambda scope: subject(scope).header,
+    seeds=(0, 1, 2),
+    minutes=270,
+    uses=frozenset({"data_dir", "model"}),
+)
