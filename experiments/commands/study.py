@@ -47,9 +47,9 @@ _common = with_flags(
     click.option("--workers", type=click.IntRange(1), default=1, show_default=True,
                  help="Cells at a time, where none is timed."),
     click.option("--data-dir", type=PATH,
-                 help="Folder of train.tsv and test.tsv (sentences, tab, 0 or 1), or of such "
-                 "folders."),
-    click.option("--model", help="Pretrained encoder: a directory, a hub name, package:NAME."),
+                 help="Folder of texts: train.tsv and test.tsv (sentences, tab, 0 or 1), or such "
+                 "folders; a study that wants others names them."),
+    click.option("--model", help="Pretrained model: a directory, a hub name, package:NAME."),
 )  # fmt: skip
 """Flags that both commands have."""
 

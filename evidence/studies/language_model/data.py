@@ -87,8 +87,8 @@ def read_texts(folder: Path) -> Texts:
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing:
         raise ConfigError(
-            f"--data-dir {folder} must have {', '.join(FILES)}, but has no {' and no '.join(missing)}"
-            ": bring the texts, or check the path"
+            f"--data-dir {folder} must have {', '.join(FILES)}, but has no "
+            f"{' and no '.join(missing)}: bring the texts, or check the path"
         )
     whole = (folder / _PLAIN).read_text(encoding="utf-8")
     cut = round((1 - _HELD_OUT_SHARE) * len(whole))

@@ -22,8 +22,9 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 class Tokenizer(Protocol):
     """Way from texts to tokens."""
 
-    pad: int
-    """Token that fills rows up."""
+    @property
+    def pad(self) -> int:
+        """Token that fills rows up."""
 
     def text(self, text: str) -> list[int]:
         """Return the tokens of a plain text."""
@@ -156,7 +157,7 @@ def load_tokenizer(path: Path) -> Pretrained:
 
 def tiny_model() -> nn.Module:
     """Return a Llama of random weights that reads bytes: a smoke test's."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
