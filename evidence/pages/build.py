@@ -61,9 +61,10 @@ class Page:
 
 
 def pages() -> list[Page]:
-    """Return all made pages and all pages with made sections."""
+    """Return all made pages and all pages with made sections, but those of studies unmade yet."""
     names = sorted(path.relative_to(TEMPLATES).as_posix() for path in TEMPLATES.rglob("*.md.j2"))
     whole = [name for name in names if name.startswith("docs/") and "/_" not in name]
+    whole = [name for name in whole if lookups.recorded(Path(name).name.removesuffix(".md.j2"))]
     topics = [
         Page(path=f"docs/validation/{topic}.md", template=_TOPIC, values={"topic": topic})
         for topic in published().topics

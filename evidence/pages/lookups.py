@@ -145,6 +145,11 @@ def record(key: str) -> Shown:
     return Shown(catalogue.load(key), needed(key))
 
 
+def recorded(name: str) -> bool:
+    """Return whether a study has a committed record; whatever is no study counts as having one."""
+    return name not in catalogue.names() or committed(name) is not None
+
+
 @cache
 def records(group: str) -> list[Shown]:
     """Return the newest committed record of each study of a group, where it has one."""
@@ -264,6 +269,7 @@ GLOBALS = {
     "link": link,
     "published": published.published,
     "record": record,
+    "recorded": recorded,
     "records": records,
     "refusals": refusals,
     "table": table,

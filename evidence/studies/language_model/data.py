@@ -57,7 +57,7 @@ INSTRUCTIONS = (
         "sst2", "Is this review of a film positive or negative?\n\n{0}", ("Negative", "Positive")
     ),
 )
-"""Kinds of chats."""
+"""Kinds of chats that the second task mixes, in equal numbers."""
 FILES = (
     _PLAIN,
     *(f"{name}/{part}.tsv" for name in dict.fromkeys(i.folder for i in INSTRUCTIONS)
@@ -65,7 +65,7 @@ FILES = (
 )  # fmt: skip
 """Files that ``--data-dir`` must have."""
 Chat = tuple[str, str]
-"""Prompt and answer."""
+"""Prompt of a user, and the answer that is learnt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 import pytest
 
+from evidence.pages.build import render
+from evidence.pages.lookups import ROOT, Shown
 from evidence.studies.language_model import design
 from evidence.studies.language_model.data import (
     CHAT,
@@ -25,6 +27,7 @@ from evidence.studies.language_model.design import (
 from evidence.studies.language_model.model import Bytes, locate
 from evidence.studies.language_model.study import STUDY
 from experiments.lab.finding import Verdict
+from experiments.lab.record import Record
 from experiments.lab.runner import Runner
 from experiments.lab.study import NeedsInputError, Scope, no_progress
 from experiments.training.parts.data.batches import IGNORED
@@ -101,6 +104,7 @@ def test_claims_come_first_and_every_rule_has_a_run():
     assert named == [
         (rule, task, seed) for seed in (3, 5, 7) for task in (TEXT, CHAT) for rule in claims
     ]
+    assert len(cells) == 80  # as the study's page says
     assert {cell.settings["rule"] for cell in cells} == set(RULES)
     for rate in (SMOKE.lr, *design.OTHER_RATES):
         for rule in claims:
@@ -207,3 +211,26 @@ def test_rules_with_short_weights_are_compared_with_adamw_on_such_weights():
     assert groups[SHORT]["percent"] == pytest.approx([1.0])
     assert groups[DEFAULT]["percent"] == pytest.approx([5.0])
     assert groups[DEFAULT]["first_percent"] == [0.0]
+
+
+@pytest.mark.parametrize("percents", [[0.1], [-0.1, -0.2, -0.15]])
+def test_the_page_says_how_many_runs_there_are_and_where_curves_lie(percents):
+    made = rows(percents)
+    for row in made:
+        row["losses"] = [3.0 if row["rule"] == ADAMW else 3.0 * (1 + percents[0])] * 2
+    config = {"model": "a model", "steps": 40}
+    header = {
+        "name": STUDY.key, "config": config, "commit": "abc", "seconds": 1.0,
+        "hardware": {"cpu": "a CPU", "cores": 2},
+    }  # fmt: skip
+    record = Record(folder=ROOT / "evidence" / "results" / "x", header=header, rows=made,
+                    findings=tuple(STUDY.findings(STUDY.summarise(made, config))))  # fmt: skip
+    page = render(
+        "docs/results/language_model.md.j2",
+        page="docs/results/language_model.md",
+        record=lambda key: Shown(STUDY, record),
+    )
+    assert f"{len(made)} of the study's 80 runs" in page
+    assert ("They are lower because" in page) == (percents[0] < 0)
+    side = "0.100% above" if percents == [0.1] else "0.150% below"
+    assert f"{side} on plain text with zenflow, S = 4" in page
