@@ -23,7 +23,7 @@ TASKS = (TEXT, CHAT)
 _PLAIN = "tinyshakespeare/input.txt"
 _HELD_OUT_SHARE = 0.1
 """Share of the plain text, its end, that is held out."""
-_MOST_TRAIN, _MOST_HELD_OUT = 200, 12
+_MOST_TRAIN, _MOST_HELD_OUT = 200, 24
 """Chats of each kind at most. Those with the smallest hash are taken."""
 _HELD_OUT_WINDOWS = 16
 """Windows of held-out plain text, evenly spaced."""
