@@ -1,5 +1,8 @@
 """A language model under every rule: masks of chats, equal batches, cells in order, verdicts."""
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 
 from evidence.pages.build import render
@@ -38,8 +41,6 @@ TEXTS = made_up_texts()
 
 def fine_tuned(rule, **changes):
     pytest.importorskip("transformers")
-    from dataclasses import replace
-
     from evidence.studies.language_model.run import fine_tune
 
     settings = replace(
@@ -79,10 +80,9 @@ def test_batches_follow_from_seed_and_step_and_have_each_row_once():
     first = [train.drawn(3, step, 2).inputs.tolist() for step in range(steps)]
     assert first == [train.drawn(3, step, 2).inputs.tolist() for step in range(steps)]
     assert first != [train.drawn(4, step, 2).inputs.tolist() for step in range(steps)]
-    rows = [tuple(row) for batch in first for row in batch]
-    whole = [tuple(tokens[:-1]) for tokens, _ in train.rows]
-    assert len(set(rows)) == len(set(whole) & set(rows))
-    assert sorted(rows) == sorted(whole)[: len(rows)] or len(whole) - len(rows) < 2
+    drawn = Counter(tuple(row) for batch in first for row in batch)
+    assert drawn.total() == 2 * steps
+    assert drawn <= Counter(tuple(tokens[:-1]) for tokens, _ in train.rows)
 
 
 def test_a_rule_without_deferred_columns_trains_as_torchs_adamw():
@@ -176,12 +176,12 @@ def test_lines_become_chats_of_each_kind(tmp_path):
     assert set(found.digests) == set(FILES)
 
 
-def rows(percents, rule=DEFAULT, base=ADAMW):
+def rows(percents, rule=DEFAULT, base=ADAMW, loss=2.0):
     """Return rows of a rule whose held-out losses lie so many per cent above AdamW's, by seed."""
     return [
         {
             "task": TEXT, "rule": name, "lr": 3e-5, "seed": seed, "losses": [3.0, 2.0],
-            "before": 3.5, "held_out": 2.0 * (1 + above / 100), "seen": 2.0,
+            "before": 3.5, "held_out": loss * (1 + above / 100), "seen": 2.0,
         }
         for seed, percent in enumerate(percents)
         for name, above in ((base, 0.0), (rule, percent))
@@ -206,7 +206,7 @@ def test_a_claim_holds_where_the_whole_interval_is_within_the_margin(percents, v
 
 
 def test_rules_with_short_weights_are_compared_with_adamw_on_such_weights():
-    both = [*rows([5.0]), *rows([1.0], rule=SHORT, base=SHORT_ADAMW)]
+    both = [*rows([5.0]), *rows([1.0], rule=SHORT, base=SHORT_ADAMW, loss=4.0)]
     groups = {group["rule"]: group for group in STUDY.summarise(both, {})["groups"]}
     assert groups[SHORT]["percent"] == pytest.approx([1.0])
     assert groups[DEFAULT]["percent"] == pytest.approx([5.0])
