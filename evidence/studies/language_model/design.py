@@ -93,8 +93,8 @@ RULES: Mapping[str, Rule] = {
         Rule(name=SHORT, dtype="bfloat16"),
     )
 }
-"""Every rule by its name, the most telling first. 8-bit AdamW is left out: the one of bitsandbytes
-is made for a GPU, and the loan of one measures that peer by itself."""
+"""Every rule by its name, the most telling first. 8-bit AdamW is left out: torch has none, and
+bitsandbytes is not among the packages that this project is tested with."""
 _CLAIMS = (ADAMW, *CLAIMED)
 _SEEDED = (LONG, PUBLISHED)
 _OTHERS = tuple(name for name in RULES if name not in (*_CLAIMS, *_SEEDED))
