@@ -131,7 +131,7 @@ def _steps(
     found = variants(whole, recomputes=False)
     for work, words in found if checkpointing else found[:1]:
         yield work, words
-        if checkpointing is True and not work.offloads_activations:
+        if work.recomputes_all and not work.offloads_activations:
             yield replace(work, offloads_activations=True), (*words, "offload_activations")
 
 
