@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from experiments.paper.published import BREAKDOWN
 from experiments.paper.setups import AnySetup, HostPass, Phases, Quantity, Setup
-from sim.fitting.left_out import TABLE
+from sim.fitting.left_out import BY_REGIME, LeftOut
+from sim.fitting.regimes import regime_of as regime_of_run
 from sim.fitting.uncertainty import Interval, interval_of
 from sim.hardware.catalog import find_machine
 from sim.hardware.profile import HardwareProfile
@@ -22,7 +23,6 @@ from sim.models.table import find_model
 from sim.models.workload import Workload
 from sim.schedules.systems.deepspeed_zero_offload import RELEASED, host_seconds
 from sim.simulate import Strategy
-from sim.steady import steady
 from sim.timing.costs import StepCosts, costs_of
 from sim.timing.phases import costs_of_phases
 
@@ -37,10 +37,6 @@ _FIGURES = (
 )  # fmt: skip
 _ON_THE_HOST = ("deepspeed_zero_offload", "deepspeed_zenflow", "zero3_offload")
 """Strategies with DeepSpeed's CPU step."""
-_FREE = 1e-12
-"""Seconds of a launch that bounds nothing."""
-_LAUNCH_BOUND = 0.8
-"""Share of compute below which the device's own work counts as bound by launches."""
 _SETTLING, _MEASURED = 3, 2
 """Numbers of windows that settle, and that are measured."""
 
@@ -94,17 +90,7 @@ def regime_of(setup: AnySetup) -> str:
     if isinstance(setup, HostPass):
         return "the host's pass"
     costs = costs_of(workload_of(setup), hardware_of(setup))
-    figures = costs.hardware.quantities()
-    free = {name: _FREE for name in figures if name.startswith("device.") and "launch" in name}
-    unbound = costs_of(workload_of(setup), costs.hardware.with_values(free))
-    if unbound.compute_seconds < _LAUNCH_BOUND * costs.compute_seconds:
-        return "launch-bound"
-    strategy = Strategy.of(setup.strategy, **setup.options)
-    one_window = steady(costs, strategy, num_steps=1, settling_windows=1, longest_settling=1)
-    offloads = one_window.d2h_bytes > 0
-    if setup.devices * setup.hosts == 1:
-        return "offload, one GPU" if offloads else "device alone"
-    return "offload, several GPUs" if offloads else "devices, no offload"
+    return regime_of_run(costs, Strategy.of(setup.strategy, **setup.options))
 
 
 def at_roofline(hardware: HardwareProfile) -> HardwareProfile:
@@ -211,7 +197,8 @@ def intervals(setup: AnySetup, quantity: Quantity, draws: int) -> tuple[Interval
         times.append(predict(setup, quantity, hardware))
         return times[-1]
 
-    machine, term = hardware_of(setup), 0.0 if isinstance(setup, Phases) else TABLE
+    machine = hardware_of(setup)
+    term = BY_REGIME.get(regime_of(setup), LeftOut(0.0, 0.0))  # of phases that are given
     figures = interval_of(machine, drawn, count=draws)
     again = iter(times)
     whole = interval_of(machine, lambda _: next(again), count=draws, left_out=term)

@@ -2,24 +2,69 @@
 
 The draws of `sim.fitting.uncertainty` know how far quantities may be off. Kernels, interpreters
 and frameworks that no quantity stands for are not in them. Measured and predicted times together
-say how wide a term is needed for those.
+say how wide a term is needed for those. Runs of others are slower than predicted far more often
+than faster: threads, slots and settings that nobody states cost time. So the term of a published
+kind of run has a spread of its own on either side.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from sim.fitting.regimes import regime_of
 from sim.hardware.profile import HardwareProfile
 from sim.models.workload import Workload
+from sim.simulate import Strategy
+from sim.timing.costs import StepCosts
 from sim.timing.traced import scaling_spread
 from zenflow.errors import ConfigError
 
-TABLE = 0.24
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A factor on a time whose logarithm is normal on either side of its median, which is 1.
+
+    Examples:
+        >>> term = LeftOut(fast=0.1, slow=0.5)
+        >>> round(term.factor(-1.0), 2), term.factor(0.0), round(term.factor(1.0), 2)
+        (0.9, 1.0, 1.65)
+    """
+
+    fast: float
+    """Standard deviation of the logarithm on the side of times below the prediction."""
+    slow: float
+    """Standard deviation of the logarithm on the side of times above the prediction."""
+
+    def __post_init__(self) -> None:
+        """Refuse spreads below 0."""
+        if not (self.fast >= 0 and self.slow >= 0):
+            raise ConfigError(
+                f"left_out must be at least 0 on both sides, got {self.fast} and {self.slow}: "
+                "it is a spread"
+            )
+
+    def factor(self, normal: float) -> float:
+        """Return the factor that a value of a standard normal distribution stands for."""
+        return math.exp((self.slow if normal > 0 else self.fast) * normal)
+
+
+TABLE = 0.3
 """Standard deviation of the term's logarithm, for machines of the table: from the published rows
 (`zenflow study published`)."""
+BY_REGIME: Mapping[str, LeftOut] = {
+    "offload": LeftOut(fast=0.06, slow=1.0),
+    "launch-bound": LeftOut(fast=0.0, slow=0.75),
+    "several hosts": LeftOut(fast=0.0, slow=0.2),
+    "devices, no offload": LeftOut(fast=0.0, slow=0.38),
+    "device alone": LeftOut(fast=0.0, slow=0.29),
+    "the host's pass": LeftOut(fast=0.0, slow=0.27),
+}
+"""Terms for machines of the table and systems that others run, by `sim.fitting.regimes.Regime`,
+and of a host's pass alone: from the published rows of each kind."""
 CALIBRATED = 0.03
 """Standard deviation of the term's logarithm for a calibrated machine, rounded up: from runs that
 calibrated nothing (`zenflow study validation`)."""
@@ -36,6 +81,24 @@ def left_out_of(profile: HardwareProfile, workload: Workload | None = None) -> f
     """
     own = CALIBRATED if "calibration" in profile.metadata else TABLE
     return math.hypot(own, scaling_spread(workload.traced, profile) if workload else 0.0)
+
+
+def left_out_in(strategy: Strategy, costs: StepCosts) -> LeftOut:
+    """Return the term for the time of a step.
+
+    The engine's own strategies, and calibrated machines, have one spread for both sides.
+
+    Args:
+        strategy: What runs.
+        costs: Of one step, from a workload.
+    """
+    machine, workload = costs.hardware, costs.workload
+    if strategy.config is not None or "calibration" in machine.metadata:
+        own = left_out_of(machine, workload)
+        return LeftOut(own, own)
+    term = BY_REGIME[regime_of(costs, strategy)]
+    scaled = scaling_spread(workload.traced, machine) if workload else 0.0
+    return LeftOut(math.hypot(term.fast, scaled), math.hypot(term.slow, scaled))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +119,28 @@ class Outcome:
         off = math.log(self.measured / math.sqrt(self.low * self.high)) / reach
         spread = math.log(self.high / self.low) / (2 * reach)
         return math.sqrt(max(0.0, off**2 - spread**2))
+
+
+    def is_held(self, term: LeftOut) -> bool:
+        """Return whether the range holds the measurement with a term."""
+        is_slow = self.measured > math.sqrt(self.low * self.high)
+        return self.needed <= (term.slow if is_slow else term.fast)
+
+
+def fit_sides(outcomes: Sequence[Outcome]) -> LeftOut:
+    """Return the least term with which as many measurements lie beyond either end.
+
+    Raises:
+        ConfigError: There is no measurement.
+    """
+    if not outcomes:
+        raise ConfigError("the term for what is left out needs at least one measurement")
+    last = math.ceil((1 + COVERAGE) / 2 * len(outcomes)) - 1
+    sides = [
+        sorted(0.0 if each.is_held(side) else each.needed for each in outcomes)[last]
+        for side in (LeftOut(0.0, math.inf), LeftOut(math.inf, 0.0))
+    ]
+    return LeftOut(*sides)
 
 
 def fit_left_out(outcomes: Sequence[Outcome]) -> float:
@@ -79,6 +164,6 @@ def held_out(parts: Sequence[Sequence[Outcome]]) -> list[int]:
     counts = []
     for index, part in enumerate(parts):
         rest = [outcome for other in (*parts[:index], *parts[index + 1 :]) for outcome in other]
-        term = fit_left_out(rest)
-        counts.append(sum(outcome.needed <= term for outcome in part))
+        term = fit_sides(rest)
+        counts.append(sum(outcome.is_held(term) for outcome in part))
     return counts

@@ -15,6 +15,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from sim.fitting.left_out import LeftOut
 from sim.hardware.profile import HardwareProfile
 from sim.hardware.quantity import bounded
 from zenflow.errors import ConfigError
@@ -68,7 +69,7 @@ def interval_of(
     count: int = 100,
     coverage: float = 0.8,
     seed: int = 0,
-    left_out: float = 0.0,
+    left_out: float | LeftOut = 0.0,
 ) -> Interval:
     """Return the interval of a prediction over draws of the profile.
 
@@ -78,7 +79,8 @@ def interval_of(
         count: Draws.
         coverage: Share of them inside the interval.
         seed: Of the draws.
-        left_out: Standard deviation of the logarithm of what the model leaves out.
+        left_out: Term for what the model leaves out: of a time, or the standard deviation of its
+            logarithm.
 
     Raises:
         ConfigError: A setting breaks its rule.
@@ -94,13 +96,12 @@ def interval_of(
         >>> found.drivers[0][0]
         'link.d2h'
     """
-    if not left_out >= 0:
-        raise ConfigError(f"left_out must be at least 0, got {left_out}: it is a spread")
+    term = left_out if isinstance(left_out, LeftOut) else LeftOut(left_out, left_out)
     if not 0 < coverage < 1:
         raise ConfigError(f"coverage must be a share in (0, 1), got {coverage}")
     drawn = list(draws(profile, count, seed=seed))
     found = np.array([predict(item) for item in drawn])
-    factors = np.exp([left_out * z for z in _normal_nodes()])
+    factors = np.array([term.factor(z) for z in _normal_nodes()])
     low, middle, high = np.quantile(
         np.outer(found, factors), [(1 - coverage) / 2, 0.5, (1 + coverage) / 2]
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,7 @@ from experiments.paper.predictions import (
     step_bytes,
 )
 from experiments.paper.setups import AnySetup, Measurement, Quantity
-from sim.fitting.left_out import Outcome, fit_left_out, held_out
+from sim.fitting.left_out import Outcome, fit_left_out, fit_sides, held_out
 from sim.hardware.components import DEEPSPEED_SHARE
 
 AIM = 0.15
@@ -117,25 +119,31 @@ def record_of(rows: Sequence[Mapping[str, Any]]) -> Data:
 def coverage_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the term for what the model leaves out, and how many measurements ranges hold.
 
-    Rows whose phases are given are not counted. ``held`` has for each group its measurements, and
-    those in ranges of figures alone, of the term that all rows but one give, and of the term that
-    the other groups give.
+    Rows whose phases are given are not counted. ``terms`` are of each regime's rows, ``sigma`` is
+    one spread for all. ``held`` has for each group its measurements, and those in ranges of
+    figures alone, of the term that all rows of a regime but one give, and of the term that the
+    regime's other groups give.
     """
     counted = [row for row in rows if row["group"] != "phases"]
-    groups = list(dict.fromkeys(row["group"] for row in counted))
-    parts = [[_outcome(row) for row in counted if row["group"] == group] for group in groups]
-    single = held_out([[outcome] for part in parts for outcome in part])
-    held, start = {}, 0
-    for group, part, others in zip(groups, parts, held_out(parts), strict=True):
-        held[group] = {
-            "rows": len(part),
-            "figures": sum(not outcome.needed for outcome in part),
-            "without_the_row": sum(single[start : start + len(part)]),
-            "without_the_group": others,
-        }
-        start += len(part)
-    sigma = fit_left_out([each for part in parts for each in part])
-    return {"sigma": sigma, "held": held}
+    held: dict[str, Counter[str]] = defaultdict(Counter)
+    terms = {}
+    for regime in dict.fromkeys(row["regime"] for row in counted):
+        own = [row for row in counted if row["regime"] == regime]
+        terms[regime] = asdict(fit_sides([_outcome(row) for row in own]))
+        groups = list(dict.fromkeys(row["group"] for row in own))
+        parts = [[_outcome(row) for row in own if row["group"] == group] for group in groups]
+        single, start = held_out([[outcome] for part in parts for outcome in part]), 0
+        for group, part, others in zip(groups, parts, held_out(parts), strict=True):
+            held[group].update(
+                rows=len(part),
+                figures=sum(not outcome.needed for outcome in part),
+                without_the_row=sum(single[start : start + len(part)]),
+                without_the_group=others,
+            )
+            start += len(part)
+    sigma = fit_left_out([_outcome(row) for row in counted])
+    ordered = {group: dict(held[group]) for group in dict.fromkeys(r["group"] for r in counted)}
+    return {"sigma": sigma, "terms": terms, "held": ordered}
 
 
 def _outcome(row: Mapping[str, Any]) -> Outcome:
@@ -157,11 +165,12 @@ def errors_by_regime(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     late = [row for row in counted if _group(row).listed_late]
     chosen["all but the first"] = counted
     chosen["of these, entered blind"] = _blind(counted)
-    chosen["of these, entered last"] = _last(counted)
+    chosen["of these, entered last"] = _entered("last", counted)
+    chosen["of these, entered third"] = _entered("third", counted)
     chosen["all stated"] = stated
     chosen["all stated and entered blind"] = _blind(stated)
     chosen["the same with groups listed late"] = _blind([*stated, *late])
-    chosen["all stated and entered last"] = _last(stated)
+    chosen["all stated and entered last"] = _entered("last", stated)
     found = []
     for name, own in chosen.items():
         if not own:
@@ -187,8 +196,8 @@ def _blind(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [row for row in rows if _group(row).is_blind]
 
 
-def _last(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return [row for row in rows if _group(row).entered == "last"]
+def _entered(when: str, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [row for row in rows if _group(row).entered == when]
 
 
 REGIMES = (

@@ -107,7 +107,7 @@ def _interval(
 ) -> Interval | None:
     if not flags["draws"]:
         return None
-    from sim.fitting.left_out import left_out_of
+    from sim.fitting.left_out import left_out_in
     from sim.fitting.uncertainty import interval_of  # loads numpy, which help need not
     from sim.steady import steady
 
@@ -120,7 +120,7 @@ def _interval(
 
     return interval_of(
         hardware, step_seconds, count=flags["draws"], seed=flags["seed"],
-        left_out=left_out_of(hardware, workload),
+        left_out=left_out_in(strategy, costs_of(workload, hardware)),
     )  # fmt: skip
 
 

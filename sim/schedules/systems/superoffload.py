@@ -17,6 +17,7 @@ from sim.machine import Machine
 from sim.memory_parts import FLOAT_BYTES, Part, SystemCase, SystemParts
 from sim.schedules.schedule import AbstractSchedule, Step, System
 from sim.timing.costs import StepCosts
+from sim.timing.framework import zero3_hooks
 from zenflow.errors import ConfigError
 
 _Copied = tuple[float, simpy.Event]
@@ -36,6 +37,8 @@ class SuperOffload(AbstractSchedule):
       and then updates and uploads one bucket at a time: that is ``clipping=True``. The passes by
       which it clips are left out.
     - With several devices each owns an equal part of every bucket.
+    - Released, it is an optimizer of ZeRO-3 (`SuperOffloadOptimizer_Stage3`), whose hooks are
+      around every module. Its gathers are left out.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class SuperOffload(AbstractSchedule):
         Raises:
             ConfigError: The ratio is no share.
         """
-        super().__init__(machine, costs)
+        super().__init__(machine, self._hooked(costs))
         if not 0 <= ratio <= 1:
             raise ConfigError(f"ratio must be in [0, 1], got {ratio}: it is the host's share")
         self._clipping, self._one_stream = clipping, one_stream
@@ -74,6 +77,10 @@ class SuperOffload(AbstractSchedule):
             self._on_host.append(min(left, segment.numel) / self.devices)
             left -= min(left, segment.numel)
         self._on_device = costs.num_params / self.devices - sum(self._on_host)
+
+    def _hooked(self, costs: StepCosts) -> StepCosts:
+        """Return the costs with what the framework does around each layer."""
+        return zero3_hooks(costs)
 
     def _step(self, step: int) -> Step:
         machine = self.machine
@@ -121,6 +128,13 @@ class SuperOffload(AbstractSchedule):
         return found
 
 
+class TorchaoOffload(SuperOffload):
+    """A model without hooks around its modules: torchao's are of its parameters' gradients."""
+
+    def _hooked(self, costs: StepCosts) -> StepCosts:
+        return costs
+
+
 def _memory(case: SystemCase) -> SystemParts:
     """Return float32 both ways, and the state of the device's own part (Lian et al. 2025).
 
@@ -149,7 +163,7 @@ SUPEROFFLOAD = System(
 TORCHAO_OFFLOAD = System(
     name="torchao_offload",
     rule="AdamW exactly",
-    schedule=partial(SuperOffload, ratio=1.0, float32_master=False, one_stream=True),
+    schedule=partial(TorchaoOffload, ratio=1.0, float32_master=False, one_stream=True),
     memory=_memory,
 )
 """torchao's ``CPUOffloadOptimizer`` with ``offload_gradients`` (torchao/optim/cpu_offload.py).
