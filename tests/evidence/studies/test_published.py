@@ -2,7 +2,7 @@
 
 import inspect
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from statistics import median
 
 import pytest
@@ -40,7 +40,7 @@ from experiments.paper.predictions import (
 )
 from experiments.paper.published import BREAKDOWN, RELEASED_RUNS
 from experiments.paper.setups import HostPass, Measurement, Phases, Setup
-from sim.fitting.left_out import TABLE
+from sim.fitting.left_out import BY_REGIME, TABLE
 from sim.hardware.catalog import find_machine
 from sim.hardware.components import DEEPSPEED_SHARE
 from sim.memory.chance import SPREAD, chance_to_fit, fit_spread
@@ -194,6 +194,7 @@ def test_regimes_hold_every_row_once_and_their_errors_are_the_rows_own(rows):
     parts = {
         "of these, entered blind": sum(group.is_blind for group in counted),
         "of these, entered last": sum(group.entered == "last" for group in counted),
+        "of these, entered third": sum(group.entered == "third" for group in counted),
         "all stated": len(stated),
         "all stated and entered blind": sum(group.is_blind for group in stated),
         "the same with groups listed late": sum(
@@ -210,7 +211,7 @@ def test_regimes_hold_every_row_once_and_their_errors_are_the_rows_own(rows):
     assert found["device alone"]["median"] == pytest.approx(median(alone))
     assert len(alone) > 2
     sharded = [row for row in rows if row["group"] in SHARDED_GROUPS]
-    assert {row["regime"] for row in sharded} == {"devices, no offload"}
+    assert {row["regime"] for row in sharded} == {"devices, no offload", "several hosts"}
 
 
 def test_a_set_up_of_few_tokens_is_bound_by_launches_unless_it_is_compiled():
@@ -450,6 +451,10 @@ def test_predicting_does_not_load_torch():
 def test_the_term_for_what_is_left_out_is_the_committed_rows_own():
     (record,) = needed("published").rows
     assert round(record["left_out"]["sigma"], 2) == TABLE
+    terms = record["left_out"]["terms"]
+    assert terms.keys() == BY_REGIME.keys()
+    for regime, term in terms.items():
+        assert asdict(BY_REGIME[regime]) == pytest.approx(term, abs=0.011)
     held = record["left_out"]["held"].values()
     counted, single = (sum(group[key] for group in held) for key in ("rows", "without_the_row"))
     assert 0.7 <= single / counted <= 0.9

@@ -7,15 +7,24 @@ import numpy as np
 import pytest
 
 from sim.fitting.left_out import (
+    BY_REGIME,
     CALIBRATED,
     COVERAGE,
     TABLE,
+    LeftOut,
     Outcome,
     fit_left_out,
+    fit_sides,
     held_out,
+    left_out_in,
     left_out_of,
 )
+from sim.fitting.regimes import regime_of
+from sim.fitting.uncertainty import interval_of
 from sim.hardware.catalog import find_machine
+from sim.models.workload import Workload
+from sim.simulate import Strategy
+from sim.timing.costs import costs_of
 from zenflow.errors import ConfigError
 
 REACH = 1.2815515655446004
@@ -59,6 +68,70 @@ def test_a_calibrated_machine_leaves_less_out():
     assert left_out_of(replace(machine, metadata={"calibration": {}})) == CALIBRATED < TABLE
 
 
-def test_nothing_measured_is_nothing_to_fit():
+@pytest.mark.parametrize("fit", [fit_left_out, fit_sides])
+def test_nothing_measured_is_nothing_to_fit(fit):
     with pytest.raises(ConfigError, match="at least one measurement"):
-        fit_left_out([])
+        fit([])
+
+
+def test_measurements_that_are_slower_alone_widen_the_slow_side_alone():
+    slow = [outcome(0.1 * index, spread=0.05) for index in range(10)]
+    found = fit_sides(slow)
+    assert found.fast == 0.0
+    # One in ten lies beyond either end.
+    assert sum(each.is_held(found) for each in slow) == 9
+    assert sum(each.needed < found.slow for each in slow) == 8
+    fast = fit_sides([outcome(-0.1 * index, spread=0.05) for index in range(10)])
+    assert (fast.fast, fast.slow) == pytest.approx((found.slow, 0.0))
+
+
+def test_a_skewed_term_moves_the_slow_end_and_neither_the_median_nor_the_fast_end():
+    machine = find_machine("hgx-h100", 1)
+
+    def constant(_):
+        return 2.0
+
+    found = interval_of(machine, constant, count=3, left_out=LeftOut(fast=0.0, slow=0.5))
+    assert (found.low, found.median) == pytest.approx((2.0, 2.0))
+    assert found.high == pytest.approx(2.0 * math.exp(0.5 * REACH), rel=0.05)
+    with pytest.raises(ConfigError, match="at least 0 on both sides"):
+        LeftOut(fast=-0.1, slow=0.5)
+
+
+TINY = {
+    "model_type": "llama", "vocab_size": 1000, "hidden_size": 256, "intermediate_size": 512,
+    "num_hidden_layers": 4, "num_attention_heads": 4,
+}  # fmt: skip
+
+
+def costs(batch, *, devices=1, hosts=1, hidden=256):
+    model = {**TINY, "hidden_size": hidden, "intermediate_size": 2 * hidden}
+    workload = Workload.of_config("tiny", model, batch_size=batch, sequence=512)
+    return costs_of(workload, find_machine("hgx-h100", devices, num_hosts=hosts))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "batch", "places", "regime"),
+    [
+        ("ddp", 1, {}, "launch-bound"),
+        ("ddp", 64, {"hidden": 4096}, "device alone"),
+        ("ddp", 64, {"hidden": 4096, "devices": 8}, "devices, no offload"),
+        ("ddp", 64, {"hidden": 4096, "devices": 8, "hosts": 2}, "several hosts"),
+        ("deepspeed_zero_offload", 1, {}, "offload"),
+        ("zero3_offload", 64, {"hidden": 4096, "devices": 8, "hosts": 2}, "offload"),
+    ],
+)
+def test_the_kind_of_a_run_says_what_bounds_it_and_how_wide_its_range_is(
+    strategy, batch, places, regime
+):
+    chosen, step = Strategy.of(strategy), costs(batch, **places)
+    assert regime_of(step, chosen) == regime
+    assert left_out_in(chosen, step) == BY_REGIME[regime]
+
+
+def test_the_engines_own_steps_and_calibrated_machines_are_off_either_way():
+    step = costs(1)
+    assert left_out_in(Strategy.of("zero_offload"), step) == LeftOut(TABLE, TABLE)
+    machine = replace(step.hardware, metadata={"calibration": {}})
+    step = costs_of(step.workload, machine)
+    assert left_out_in(Strategy.of("ddp"), step) == LeftOut(CALIBRATED, CALIBRATED)
