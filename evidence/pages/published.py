@@ -45,6 +45,7 @@ def published() -> dict[str, Any]:
         "topics": [_topic(name, rows) for name in known.topics],
         "not_predicted": known.not_predicted,
         "sigma": data["left_out"]["sigma"],
+        "terms": Table(columns=_TERM_COLUMNS, rows=list(data["left_out"]["terms"].items())),
         "held": {name: sum(counts[name] for counts in held.values()) for name in _HELD},
         "held_by_group": Table(columns=_HELD_COLUMNS, rows=list(held.items())),
         "memory": Table(columns=MEMORY_COLUMNS, rows=data["memory"]),
@@ -56,6 +57,13 @@ def published() -> dict[str, Any]:
 
 def _is_met(row: Row) -> bool:
     return bool(abs(row["error"]) <= AIM)
+
+
+_TERM_COLUMNS = (
+    Column(head="kind of run", show=lambda item: item[0]),
+    Column(head="spread below 1", show=lambda item: f"{item[1]['fast']:.2f}"),
+    Column(head="spread above 1", show=lambda item: f"{item[1]['slow']:.2f}"),
+)
 
 
 def _held(name: str, head: str) -> Column:

@@ -23,7 +23,6 @@ from sim.timing.traced import scaling_spread
 from zenflow.errors import ConfigError
 
 
-
 @dataclass(frozen=True, slots=True)
 class LeftOut:
     """A factor on a time whose logarithm is normal on either side of its median, which is 1.
@@ -119,7 +118,6 @@ class Outcome:
         off = math.log(self.measured / math.sqrt(self.low * self.high)) / reach
         spread = math.log(self.high / self.low) / (2 * reach)
         return math.sqrt(max(0.0, off**2 - spread**2))
-
 
     def is_held(self, term: LeftOut) -> bool:
         """Return whether the range holds the measurement with a term."""

@@ -695,3 +695,20 @@ def test_only_the_kernel_of_deepspeeds_step_gains_from_a_second_socket():
     assert whole == pytest.approx(1e9 * bytes_each / step_rate(host))
     assert two == pytest.approx(one / 2)
     assert faster == pytest.approx(whole - one / 2)
+
+
+@pytest.mark.parametrize("tokens", [128, 2048])
+@pytest.mark.parametrize(
+    ("offloaded", "whole"),
+    [
+        ("superoffload", "deepspeed_zero3"),
+        ("zero3_offload", "deepspeed_zero3"),
+        ("deepspeed_zero_offload", "deepspeed_zero2"),
+        ("fsdp2_offload", "fsdp2"),
+    ],
+)
+def test_no_system_is_faster_with_offload_than_without(offloaded, whole, tokens):
+    name, config = find_model("llama-3.2-1b")
+    workload = Workload.of_config(name, config, batch_size=1, sequence=tokens)
+    found = costs_of(workload, find_machine("gh200-quad"))
+    assert step(found, offloaded) > step(found, whole)

@@ -202,7 +202,11 @@ def test_rows_that_are_not_right_are_refused_with_their_place(rows, said, load):
         ('title = "A page"', 'title = "A page"\nnumber = 2', "number is outside of all groups"),
         ('title = "A group"', "", "page.toml, group lacks title"),
         ('doubts = "The host is not named."', "", "page.toml, group lacks doubts"),
-        ('"blind"', '"blnd"', "entered must be one of fitted, unfitted, blind, last, third, got 'blnd'"),
+        (
+            '"blind"',
+            '"blnd"',
+            "entered must be one of fitted, unfitted, blind, last, third, got 'blnd'",
+        ),
         ('["host"]', '["hosts"]', "page.toml, group: open must be"),
         ('source = "someone/somewhere"', "", "page.toml, group, 'a row' lacks source"),
         ("sequence = 1024", "", "page.toml, group, 'a row' lacks sequence"),
