@@ -17,8 +17,12 @@ import simpy
 from sim.fluid import FlowKind, FluidNetwork, Resource
 from sim.hardware.profile import HardwareProfile
 from sim.lanes import HostLane, Recording, SerialLane, Work
+from sim.starved import Starved
 
 Process = Generator[simpy.Event, Any, None]
+
+_HOSTS = ("d2h", "host")
+"""Causes of stalls behind which the host's work may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,8 @@ class Machine:
         nvme_read: Drives to host memory.
         nvme_write: The other way.
         recording: Spans so far.
+        starved: Times in which the host had nothing to work on, for want of states that a drive
+            has; None without such states.
 
     Examples:
         >>> from sim.hardware.catalog import find_machine
@@ -144,6 +150,7 @@ class Machine:
         self.env = simpy.Environment()
         self.network = FluidNetwork(self.env)
         self.recording = Recording(keeps=keeps_spans)
+        self.starved: Starved | None = None
         self.device = self._lane("device")
         self.launch = self._lane("launch")
         self.d2h = self._lane("d2h")
@@ -177,8 +184,11 @@ class Machine:
             count = float(hardware.num_devices)
             reads = Resource("nvme read", hardware.nvme.read.value)
             writes = Resource("nvme write", hardware.nvme.write.value)
-            self.nvme_read_kind = FlowKind("nvme read", {reads: count, **dram})
-            self.nvme_write_kind = FlowKind("nvme write", {writes: count, **dram})
+            shared = dict(dram)
+            if (most := hardware.nvme.most_both) is not None:
+                shared[Resource("nvme both", most)] = count
+            self.nvme_read_kind = FlowKind("nvme read", {reads: count, **shared})
+            self.nvme_write_kind = FlowKind("nvme write", {writes: count, **shared})
         self.compute_kind: FlowKind | None = None
         if not hardware.device.is_cpu:
             self.host_kind = FlowKind("host", {self.dram: rates.host_sharing}, rates.host)
@@ -317,8 +327,16 @@ class Machine:
         return replace(self.host_kind, uses={**self.host_kind.uses, most: 1.0})
 
     def stall(self, cause: str, since: float, step: int) -> None:
-        """Record that the device has waited since a moment until now."""
-        self.recording.add_stall(cause, since, self.env.now, step)
+        """Record that the device has waited since a moment until now.
+
+        The part in which the host itself waits for a drive is the drive's.
+        """
+        now = self.env.now
+        if self.starved is not None and cause in _HOSTS:
+            turn = since + self.starved.seconds(since, now)
+            self.recording.add_stall("drive", since, turn, step)
+            since = turn
+        self.recording.add_stall(cause, since, now, step)
 
     def run(self, process: Process) -> float:
         """Run a schedule until nothing is left to do; return the time."""

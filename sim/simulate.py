@@ -10,6 +10,7 @@ from typing import Any
 from sim.hardware.profile import HardwareProfile
 from sim.lanes import Recording
 from sim.machine import Machine
+from sim.schedules.drive import LANE as DRIVE
 from sim.schedules.parallel.averaged import AveragedEngineSchedule
 from sim.schedules.parallel.ddp import DDP
 from sim.schedules.parallel.deepspeed_zero2 import DEEPSPEED_ZERO2
@@ -36,6 +37,7 @@ from sim.schedules.systems.zero_offload import (
 from sim.schedules.zenflow import EngineSchedule
 from sim.timing.costs import StepCosts
 from sim.timing.division import PARALLELS, Division
+from sim.timing.drive_memory import check_on_drive
 from zenflow.config import PRESETS, ZenFlowConfig, unknown_name
 from zenflow.errors import ConfigError
 from zenflow.trace.timeline import Timeline
@@ -103,6 +105,10 @@ class Prediction:
     """Bytes copied to the host, per step."""
     h2d_bytes: float
     """Bytes copied to the device, per step."""
+    drive_read_bytes: float = 0.0
+    """Bytes read from drives, per step."""
+    drive_written_bytes: float = 0.0
+    """Bytes written to drives, per step."""
     fabric_bytes: float = 0.0
     """Bytes that collectives pass through the device, per step."""
     busy_seconds: Mapping[str, float]
@@ -131,6 +137,8 @@ class Prediction:
             "d2h_bytes_per_step": self.d2h_bytes,
             "h2d_bytes_per_step": self.h2d_bytes,
             "fabric_bytes_per_step": self.fabric_bytes,
+            "drive_read_bytes_per_step": self.drive_read_bytes,
+            "drive_written_bytes_per_step": self.drive_written_bytes,
             "busy_seconds": dict(self.busy_seconds),
         }
 
@@ -154,6 +162,8 @@ class Strategy:
     """Whether the engine's sharded weights are dropped behind forward."""
     streams: Streams | None = None
     """How the weights of the engine's model visit its device; None where all stay there."""
+    state_on_drive: bool = False
+    """Whether the states that the engine's host has are on a drive."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of another system's schedule that are not its defaults."""
 
@@ -166,6 +176,7 @@ class Strategy:
         parallel: str = "ddp",
         reshards: bool = True,
         streams: Streams | None = None,
+        state_on_drive: bool = False,
         **changes: Any,
     ) -> Strategy:
         """Return the strategy of this name.
@@ -176,6 +187,7 @@ class Strategy:
             parallel: How the engine's devices share a model, one of `PARALLELS`.
             reshards: Whether sharded weights are dropped behind forward.
             streams: How the weights of the engine's model visit its device.
+            state_on_drive: Whether the states that the engine's host has are on a drive.
             changes: Knobs, or options of another system.
 
         Raises:
@@ -194,6 +206,10 @@ class Strategy:
             if streams is not None:
                 raise ConfigError(
                     f"{name} has its own way, or none, to stream weights: leave streams out"
+                )
+            if state_on_drive:
+                raise ConfigError(
+                    f"{name} has its own place for states: leave state_on_drive out"
                 )
             if parallel != "ddp":
                 raise ConfigError(
@@ -218,13 +234,17 @@ class Strategy:
             raise ConfigError(
                 "reshard_after_forward is about sharded weights: give parallel fsdp as well"
             )
+        config = ZenFlowConfig.preset(name, **changes)
+        if state_on_drive:
+            check_on_drive(config)
         return cls(
             name=name,
-            config=ZenFlowConfig.preset(name, **changes),
+            config=config,
             releases=releases,
             parallel=parallel,
             reshards=reshards,
             streams=streams,
+            state_on_drive=state_on_drive,
         )
 
     @property
@@ -256,7 +276,11 @@ class Strategy:
         """
         if self.config is not None:
             division = self.division(machine.hardware)
-            settings: dict[str, Any] = {"releases": self.releases, "division": division}
+            settings: dict[str, Any] = {
+                "releases": self.releases,
+                "division": division,
+                "state_on_drive": self.state_on_drive,
+            }
             if self.streams is not None:
                 if machine.hardware.total_devices > 1:
                     raise ConfigError(
@@ -345,12 +369,20 @@ def simulate(
         selection_seconds=selection,
         d2h_bytes=_moved(recording, settling, "d2h") / measured,
         h2d_bytes=(_moved(recording, settling, "h2d") - gathered) / measured,
+        drive_read_bytes=_of_drives(recording, settling, "read") / measured,
+        drive_written_bytes=_of_drives(recording, settling, "write") / measured,
         fabric_bytes=(recording.since(settling, "fabric")[1] + gathered) / measured,
         busy_seconds=busy,
         passes={name: recording.since(settling, "device", name)[0] / measured for name in PASSES},
         update_seconds=recording.since(settling, "device", "step")[0] / measured,
         timeline=timeline,
     )
+
+
+def _of_drives(recording: Recording, settling: int, name: str) -> float:
+    """Return the bytes that drives have read or written since some steps, for any strategy."""
+    own = recording.since(settling, DRIVE, name)[1]
+    return own + recording.since(settling, f"nvme {name}")[1]
 
 
 def _moved(recording: Recording, settling: int, direction: str) -> float:

@@ -156,6 +156,8 @@ def _recording_of(costs: StepCosts, strategy: Strategy) -> Recording:
         raise CannotRecordError("activations on the host are no part of a structure")
     if strategy.streams is not None:
         raise CannotRecordError("a tape has no lanes of streamed weights")
+    if strategy.state_on_drive:
+        raise CannotRecordError("a tape has no lanes of a drive")
     if replay_library() is None:
         raise CannotRecordError("the replay is not built")
     return _recording(structure_of(costs, strategy.config, releases=strategy.releases))

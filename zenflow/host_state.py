@@ -21,9 +21,20 @@ def state_bytes(host_state: HostState, num_columns: int, num_rows: int) -> int:
     >>> state_bytes("float32", 1, 1000), state_bytes("compact", 1, 1000)
     (12000, 5032)
     """
+    return sum(tensor_bytes(host_state, num_columns, num_rows))
+
+
+def tensor_bytes(host_state: HostState, num_columns: int, num_rows: int) -> tuple[int, ...]:
+    """Return the bytes of each tensor of some columns' state, those of the weights first.
+
+    >>> tensor_bytes("compact", 1, 1000)
+    (2000, 1000, 1000, 1000, 16, 16)
+    """
+    numbers = num_columns * num_rows
     if host_state == "float32":
-        return 12 * num_columns * num_rows
-    return num_columns * (5 * num_rows + 2 * num_groups(num_rows))
+        return (4 * numbers,) * 3
+    exponents = num_columns * num_groups(num_rows)
+    return 2 * numbers, *(numbers,) * 3, *(exponents,) * 2
 
 
 def gradient_width(gradient_link: GradientLink, num_rows: int) -> int:

@@ -175,6 +175,15 @@ class Nvme:
     """Rate of writes to the drives, bytes/s."""
     capacity: Quantity
     """Bytes that the drives hold."""
+    duplex: Quantity | None = None
+    """Reads and writes at once as a share of read + write alone, in (0, 1]; None is 1."""
+
+    @property
+    def most_both(self) -> float | None:
+        """Rate of reads and writes at once, bytes/s; None where they don't share any."""
+        if self.duplex is None:
+            return None
+        return self.duplex.value * (self.read.value + self.write.value)
 
 
 CORE_UPDATE = Quantity(

@@ -174,7 +174,12 @@ class EngineMemory:
             num_params=self.num_params,
             split_params=self.split,
             model_bytes=self.num_params * self.dtype_bytes,
-            host_bytes=host.state + host.sums + host.steps + pinned + self.training_weights,
+            host_bytes=host.state
+            + host.buffers
+            + host.sums
+            + host.steps
+            + pinned
+            + self.training_weights,
             pinned_bytes=pinned,
             queue_depth=self.depth,
             device_extra_bytes=self.device_state + self.column_vectors,
@@ -182,6 +187,8 @@ class EngineMemory:
             device_step_bytes=self.important * self.dtype_bytes
             + self.float_gradients
             + self.bank_temporaries,
+            buffer_bytes=host.buffers,
+            drive_bytes=0 if host.drive is None else host.drive.file_bytes,
         )
 
 
@@ -203,7 +210,7 @@ def can_divide(
 
 
 def engine_memory(
-    shapes: Sequence[Shape], config: ZenFlowConfig, dtype_bytes: int
+    shapes: Sequence[Shape], config: ZenFlowConfig, dtype_bytes: int, *, on_drive: bool = False
 ) -> EngineMemory:
     """Return an engine's memory for parameters of these shapes, in order of registration.
 
@@ -214,6 +221,10 @@ def engine_memory(
         shapes: Of each trainable parameter, tied ones once.
         config: The update rule's settings; the window length is fixed.
         dtype_bytes: Bytes of an element of the model.
+        on_drive: Whether the host's states are on a drive.
+
+    Raises:
+        ConfigError: The engine does not put states of these settings on a drive.
 
     Examples:
         Elements of one square matrix, of which at most a tenth of the columns are the device's:
@@ -222,14 +233,17 @@ def engine_memory(
         >>> need.important, need.deferred
         (98304, 950272)
     """
-    found = _engine_memory(tuple(shapes), laid_out(config), dtype_bytes)
+    found = _engine_memory(tuple(shapes), laid_out(config), dtype_bytes, on_drive)
     host = replace(found.host, config=config)
     return replace(found, host=host, depth=host.depth(math.inf))
 
 
 @functools.lru_cache(maxsize=256)  # a search asks for the same one again and again
 def _engine_memory(
-    shapes: tuple[Shape, ...], config: ZenFlowConfig, dtype_bytes: int
+    shapes: tuple[Shape, ...],
+    config: ZenFlowConfig,
+    dtype_bytes: int,
+    on_drive: bool,  # noqa: FBT001 - a key of the cache
 ) -> EngineMemory:
     sizes = [math.prod(shape) for shape in shapes]
     split = [
@@ -246,7 +260,7 @@ def _engine_memory(
         own * column_bytes(link, rows, dtype_bytes)
         for (rows, _), own in zip(split, columns, strict=True)
     ]
-    host = host_memory_of(tuple(split), config, dtype_bytes)
+    host = host_memory_of(tuple(split), config, dtype_bytes, on_drive=on_drive)
     deferred = host.deferred
     num_split = sum(rows * width for rows, width in split)
     resident = sum(sizes) - num_split

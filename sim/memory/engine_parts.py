@@ -187,10 +187,13 @@ def engine_host_parts(
         accumulation: Number of micro-batches in a step.
     """
     sums = weights.at_home if accumulation > 1 else 0.0
+    on_drive = 0.0 if own.host.drive is None else float(count * own.host.drive.file_bytes)
     return [
         Part("streamed weights", "pinned", count * weights.at_home, "which visit the device"),
         Part("gradients' sums", "pinned", count * sums, "of streamed weights"),
         Part("optimizer state", "pageable", count * own.host.state, "masters, moments"),
+        Part("optimizer state", "nvme", on_drive, "masters, moments, two places of each"),
+        Part("drive buffers", "pageable", count * own.host.buffers, "through which states pass"),
         Part("sums", "pageable", count * own.host.sums, "of windows' gradients"),
         Part("step counts", "pageable", count * own.host.steps),
         Part("gradient staging", "pinned", count * own.host.staging),

@@ -288,7 +288,9 @@ def memory_of(
     depth = 1
     if strategy.config is not None:
         shapes = [parameter.shape for parameter in workload.parameters]
-        whole = engine_memory(shapes, strategy.config, workload.dtype_bytes)
+        whole = engine_memory(
+            shapes, strategy.config, workload.dtype_bytes, on_drive=strategy.state_on_drive
+        )
         own = whole.divided(strategy.division(hardware)).on(hardware)
         device, depth = engine_device_parts(workload, strategy, own, hardware), own.depth
         weights = Visiting.of(workload, strategy.streams)

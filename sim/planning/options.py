@@ -88,7 +88,9 @@ class Option:
         config, work = self.strategy.config, self.need.workload
         if config is None:
             return None
-        memory = engine_memory([p.shape for p in work.parameters], config, work.dtype_bytes)
+        shapes = [p.shape for p in work.parameters]
+        on_drive = self.strategy.state_on_drive  # where a checkpoint copies none
+        memory = engine_memory(shapes, config, work.dtype_bytes, on_drive=on_drive)
         return checkpoint_bytes(memory, by_ranks=self.need.num_devices > 1)
 
     def to_dict(self) -> dict[str, Any]:

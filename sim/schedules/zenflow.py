@@ -22,6 +22,7 @@ import simpy
 
 from sim.lanes import Work
 from sim.machine import Machine, Process
+from sim.schedules.drive import Drive
 from sim.schedules.intake import by_segment, intake_of, total
 from sim.schedules.ring import Ring
 from sim.schedules.schedule import AbstractSchedule, Step, Waits
@@ -75,6 +76,7 @@ class EngineSchedule(AbstractSchedule):
         *,
         releases: bool = True,
         division: Division | None = None,
+        state_on_drive: bool = False,
     ) -> None:
         """Lay out the blocks.
 
@@ -84,13 +86,19 @@ class EngineSchedule(AbstractSchedule):
             config: The update rule's settings.
             releases: Whether gradients leave during backward, or at ``step()``.
             division: Parts of the machine's devices; None is one device's whole.
+            state_on_drive: Whether the host's states are on the machine's drives.
+
+        Raises:
+            ConfigError: States on a drive that the machine lacks, or of settings whose states the
+                engine does not put there.
         """
         super().__init__(machine, costs)
         self._config = config
         self._division = division or Division()
         self._waits = self._waits_type(machine)
         self._releases = releases
-        self.plan = BlockPlan(costs, config, self._division)
+        self.plan = BlockPlan(costs, config, self._division, on_drive=state_on_drive)
+        self._drive = None if self.plan.drive is None else Drive(machine, self.plan.drive)
         self._calendar = self.plan.calendar()
         self._states = [_SegmentState() for _ in costs.segments]
         self._intake = intake_of(self.plan, costs)
@@ -345,11 +353,22 @@ class EngineSchedule(AbstractSchedule):
         self, index: int, work: HostPass, step: int, after: list[simpy.Event], deadline: int
     ) -> simpy.Event:
         """Queue a task of the host on a segment that is not a window's end."""
+        return self._host_task(index, self._intake.name, work, step, after, deadline)
+
+    def _host_task(
+        self,
+        index: int,
+        name: str,
+        work: HostPass,
+        step: int,
+        after: list[simpy.Event],
+        deadline: int,
+    ) -> simpy.Event:
+        """Queue a task of the host on a segment; later segments first, as backward is."""
+        if self._drive is not None:
+            return self._drive.submit(index, name, step, work, after, deadline=deadline)
         made = self.machine.host_work(work.num_bytes, work.steps)
-        # Later segments first: backward needs their memory first.
-        return self.machine.host.submit(
-            self._intake.name, step, made, after, deadline=deadline, rank=-index
-        )
+        return self.machine.host.submit(name, step, made, after, deadline=deadline, rank=-index)
 
     def _update(self, index: int, due: list[PlannedBlock], step: int) -> None:
         """Queue the end of the windows of a segment's blocks, if there are any."""
@@ -358,11 +377,8 @@ class EngineSchedule(AbstractSchedule):
         lag, state = self._calendar.lag(step), self._states[index]
         holds = any(self._intake.holds_staging(block, lag) for block in due)
         work = total(self._intake.end(block, lag) for block in due)
-        made = self.machine.host_work(work.num_bytes, work.steps)
         after = [*state.copied, *state.staging_free, *state.last_update]
-        done = self.machine.host.submit(
-            "adam", step, made, after, deadline=step + lag, rank=-index
-        )
+        done = self._host_task(index, "adam", work, step, after, deadline=step + lag)
         state.last_update = [done]
         if holds:
             state.staging_free.append(done)

@@ -73,6 +73,7 @@ class BlockPlan:
         ring: Bytes of the ring through which released gradients leave a GPU.
         depth: Largest number of a column's gradients that wait on the host.
         pool: Bytes of the rooms in which all but the first ones wait.
+        drive: Extents of the host's states on a drive; None in memory.
 
     Examples:
         >>> from sim.hardware.catalog import find_machine
@@ -87,7 +88,12 @@ class BlockPlan:
     """
 
     def __init__(
-        self, costs: StepCosts, config: ZenFlowConfig, division: Division | None = None
+        self,
+        costs: StepCosts,
+        config: ZenFlowConfig,
+        division: Division | None = None,
+        *,
+        on_drive: bool = False,
     ) -> None:
         """Cut the model's matrices into blocks.
 
@@ -95,6 +101,10 @@ class BlockPlan:
             costs: Of one step of the model.
             config: The update rule's settings.
             division: Parts of the devices; None is one device's whole.
+            on_drive: Whether the host's states are on a drive.
+
+        Raises:
+            ConfigError: States on a drive that the engine does not put there.
         """
         division = division or Division()
         self.config = config
@@ -131,9 +141,10 @@ class BlockPlan:
         self._moved = [0.0] * len(costs.segments)
         for matrix in self._matrices:
             self._moved[matrix.segment] += matrix.elements
-        memory = host_memory_of(tuple(shapes), config, costs.dtype_bytes)
+        memory = host_memory_of(tuple(shapes), config, costs.dtype_bytes, on_drive=on_drive)
         elements = costs.num_params, costs.num_params - memory.deferred
         memory = memory.divided(division.host)
+        self.drive = memory.drive
         self.depth = memory.depth_on(costs.hardware, *elements)
         self.pool = memory.pool(self.depth)
 
@@ -219,17 +230,24 @@ def laid_out(config: ZenFlowConfig) -> ZenFlowConfig:
 
 
 def host_memory_of(
-    shapes: tuple[tuple[int, int], ...], config: ZenFlowConfig, dtype_bytes: int
+    shapes: tuple[tuple[int, int], ...],
+    config: ZenFlowConfig,
+    dtype_bytes: int,
+    *,
+    on_drive: bool = False,
 ) -> HostMemory:
     """Return an engine's memory on the host for split matrices of these shapes."""
-    return replace(_host_memory(shapes, laid_out(config), dtype_bytes), config=config)
+    return replace(_host_memory(shapes, laid_out(config), dtype_bytes, on_drive), config=config)
 
 
 @functools.lru_cache(maxsize=256)
 def _host_memory(
-    shapes: tuple[tuple[int, int], ...], config: ZenFlowConfig, dtype_bytes: int
+    shapes: tuple[tuple[int, int], ...],
+    config: ZenFlowConfig,
+    dtype_bytes: int,
+    on_drive: bool,  # noqa: FBT001 - a key of the cache
 ) -> HostMemory:
-    return host_memory(blocks_of(shapes, config), config, dtype_bytes)
+    return host_memory(blocks_of(shapes, config), config, dtype_bytes, on_drive=on_drive)
 
 
 def blocks_of(

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from sim.hardware.profile import HardwareProfile
+from sim.timing.drive_memory import StatesOnDrive
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 from zenflow.host_state import GROUP, column_bytes, state_bytes
@@ -42,6 +43,8 @@ class HostMemory:
     """Number of upload buffers."""
     dtype_bytes: int
     """Bytes of an element of the model."""
+    drive: StatesOnDrive | None = None
+    """Extents of the states, where these are on a drive; None in memory."""
     columns: int = field(init=False, repr=False, compare=False)
     """Number of columns that the host owns."""
 
@@ -51,10 +54,17 @@ class HostMemory:
 
     @property
     def state(self) -> int:
-        """Bytes of masters and both moments."""
+        """Bytes of masters and both moments in memory."""
+        if self.drive is not None:
+            return 0
         if not self.config.is_compact:
             return 3 * _FLOAT * self.deferred
         return sum(state_bytes("compact", *shape) for shape in self.matrices)
+
+    @property
+    def buffers(self) -> int:
+        """Bytes of the buffers through which states of a drive pass."""
+        return 0 if self.drive is None else self.drive.buffer_bytes
 
     @property
     def steps(self) -> int:
@@ -75,9 +85,13 @@ class HostMemory:
         A column has a step count on each of them, as its rows may be divided.
 
         Raises:
-            ConfigError: Rows that share an exponent would be divided.
+            ConfigError: Rows that share an exponent would be divided, or states on a drive.
         """
         config = self.config
+        if self.drive is not None and parts > 1:
+            raise ConfigError(
+                "states on a drive are of one process: take one device, or leave state_on_drive out"
+            )
         if groups_rows(config) and (rows := self.cut_rows(parts)) is not None:
             name = "host_state='compact'" if config.is_compact else "gradient_link='e4m3'"
             raise ConfigError(
@@ -159,7 +173,7 @@ class HostMemory:
 
     def _free(self, hardware: HardwareProfile, num_params: int, num_own: int) -> float:
         """Return the bytes of a host that all engines' states leave free."""
-        held = self.state + self.sums + self.steps + self.staging
+        held = self.state + self.buffers + self.sums + self.steps + self.staging
         held += self.upload_buffer * self.num_uploads
         own = float(held) + PROCESS_BYTES
         if hardware.device.is_cpu:  # weights, and what it updates itself, are there as well
@@ -168,9 +182,13 @@ class HostMemory:
 
 
 def host_memory(
-    blocks: Sequence[BlockShape], config: ZenFlowConfig, dtype_bytes: int
+    blocks: Sequence[BlockShape],
+    config: ZenFlowConfig,
+    dtype_bytes: int,
+    *,
+    on_drive: bool = False,
 ) -> HostMemory:
-    """Return the memory on the host of an engine with these blocks."""
+    """Return the memory on the host of an engine with these blocks, states there or on a drive."""
     columns: Counter[tuple[int, int]] = Counter()
     for block in blocks:
         columns[block.matrix, block.num_rows] += block.num_deferred
@@ -184,6 +202,7 @@ def host_memory(
         upload_buffer=_upload_buffer(blocks, config, dtype_bytes),
         num_uploads=config.effective_lag() if config.rolling else 1,
         dtype_bytes=dtype_bytes,
+        drive=StatesOnDrive.of(blocks, config) if on_drive else None,
     )
 
 

@@ -31,27 +31,33 @@ class HostPass:
 
     Examples:
         >>> replayed(waiting=2, size=2) * 1000  # two gradients, of a thousand elements
-        HostPass(num_bytes=28000.0, steps=2000)
+        HostPass(num_bytes=28000.0, steps=2000, elements=1000)
     """
 
     num_bytes: float = 0
     """Bytes of DRAM that are moved."""
     steps: float = 0
     """Arithmetic, in AdamW steps of an element."""
+    elements: float = 0
+    """Number of elements whose state is read and written."""
 
     def __add__(self, other: HostPass) -> HostPass:
         """Return the sum of two passes."""
-        return HostPass(self.num_bytes + other.num_bytes, self.steps + other.steps)
+        return HostPass(
+            self.num_bytes + other.num_bytes,
+            self.steps + other.steps,
+            self.elements + other.elements,
+        )
 
     def __mul__(self, count: float) -> HostPass:
         """Return the pass over so many elements."""
-        return HostPass(self.num_bytes * count, self.steps * count)
+        return HostPass(self.num_bytes * count, self.steps * count, self.elements * count)
 
 
 def replayed(waiting: int, size: float, host_state: HostState = "float32") -> HostPass:
     """Return the pass that applies gradients that wait, of so many bytes, without an upload."""
     coding = HostPass(steps=CODING_STEPS) if host_state == "compact" else HostPass()
-    return HostPass(_moved_bytes(host_state) + waiting * size, waiting) + coding
+    return HostPass(_moved_bytes(host_state) + waiting * size, waiting, 1) + coding
 
 
 def replayed_by(config: ZenFlowConfig, dtype_bytes: int, waiting: int) -> HostPass:
@@ -83,7 +89,7 @@ def ended(config: ZenFlowConfig, dtype_bytes: int, *, waiting: int, is_direct: b
     if config.is_exact:
         return replayed_by(config, dtype_bytes, waiting) + HostPass(dtype_bytes)
     read = dtype_bytes if is_direct else 4
-    return HostPass(_moved_bytes("float32") + read + dtype_bytes, 1)
+    return HostPass(_moved_bytes("float32") + read + dtype_bytes, 1, 1)
 
 
 def is_direct(config: ZenFlowConfig, lag: int, count: int) -> bool:

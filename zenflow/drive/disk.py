@@ -12,15 +12,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-SECTOR = 4096
-"""Bytes at whose multiples direct reads and writes begin and end, in the file and in memory."""
-
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs", "lustre")
-
-
-def whole_sectors(num_bytes: int) -> int:
-    """Return the next multiple of a sector."""
-    return -(-num_bytes // SECTOR) * SECTOR
 
 
 def open_states(path: Path) -> tuple[int, bool]:

@@ -7,13 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from zenflow.drive.disk import whole_sectors
 from zenflow.host.compact import CompactState
 from zenflow.host.float_state import FloatState
-
-EXTENT_ELEMENTS = 1 << 21
-"""Most elements of an extent, but for one whose only row is longer: 8 to 24 MiB of state."""
-_LINE = 64
+from zenflow.rule.sizes import EXTENT_ELEMENTS, extent_rows, tensor_ends, whole_sectors
 
 RowState = FloatState | CompactState
 
@@ -66,13 +62,9 @@ class Extent:
 
     def _ends(self) -> list[int]:
         """Return the byte behind each tensor, at which the next one begins."""
-        ends, end = [], 0
-        widths = self.kind.widths(self.num_elements)
-        for dtype, width in zip(self.kind.DTYPES, widths, strict=True):
-            size = (self.last - self.first) * width * dtype.itemsize
-            end += -(-size // _LINE) * _LINE
-            ends.append(end)
-        return ends
+        count, widths = self.last - self.first, self.kind.widths(self.num_elements)
+        sizes = zip(widths, self.kind.DTYPES, strict=True)
+        return tensor_ends(count * width * dtype.itemsize for width, dtype in sizes)
 
 
 def cut(blocks: Iterable[tuple[int, int, int]], kind: type[RowState]) -> Iterator[list[Extent]]:
@@ -85,9 +77,7 @@ def cut(blocks: Iterable[tuple[int, int, int]], kind: type[RowState]) -> Iterato
     index = offset = 0
     for first, last, num_elements in blocks:
         extents = []
-        most = max(1, EXTENT_ELEMENTS // max(1, num_elements))
-        for row in range(first, last, most):
-            end = min(row + most, last)
+        for row, end in extent_rows(first, last, num_elements, EXTENT_ELEMENTS):
             extents.append(Extent(index, row, end, num_elements, kind, offset))
             index, offset = index + 1, offset + 2 * extents[-1].num_bytes
         yield extents

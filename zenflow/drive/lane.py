@@ -26,12 +26,11 @@ from zenflow.drive.manifest import Generation
 from zenflow.errors import DeadlineError, WorkerError
 from zenflow.host import memory as host_memory
 from zenflow.lanes.threads import join, start
+from zenflow.rule.sizes import NUM_BUFFERS
 from zenflow.trace.recorder import Recorder
 
 LANE = "drive"
 """Name of the lane in a timeline, and of its stalls."""
-NUM_BUFFERS = 12
-"""Number of buffers: those that are read, in use, and written at a time, and some between."""
 READERS, WRITERS = 2, 2
 """Number of threads that read, and that write. A drive is fast with several requests at once."""
 

@@ -181,3 +181,54 @@ def spread(num_layers: int, num_resident: int) -> set[int]:
 
 SUMS_AHEAD_BYTES = 1 << 28
 """Number of bytes of sums on their way to the device from which on no further one follows."""
+
+
+# ---- states on a drive --------------------------------------------------------------------------
+
+EXTENT_ELEMENTS = 1 << 21
+"""Most elements of an extent, but for one whose only row is longer: 8 to 24 MiB of state."""
+NUM_BUFFERS = 12
+"""Number of buffers: those that are read, in use, and written at a time, and some between."""
+SECTOR = 4096
+"""Bytes at whose multiples direct reads and writes begin and end, in the file and in memory."""
+_LINE = 64
+
+
+def whole_sectors(num_bytes: int) -> int:
+    """Return the next multiple of a sector."""
+    return -(-num_bytes // SECTOR) * SECTOR
+
+
+def tensor_ends(sizes: Iterable[int]) -> list[int]:
+    """Return the byte behind each tensor of an extent, at which the next one begins.
+
+    Args:
+        sizes: Bytes of each tensor, which all begin at a cache line.
+
+    >>> tensor_ends([100, 64, 1])
+    [128, 192, 256]
+    """
+    ends, end = [], 0
+    for size in sizes:
+        end += -(-size // _LINE) * _LINE
+        ends.append(end)
+    return ends
+
+
+def extent_rows(
+    first: int, last: int, num_elements: int, most: int = EXTENT_ELEMENTS
+) -> Iterator[tuple[int, int]]:
+    """Yield the first row of each extent of a block, and the row after its last one.
+
+    Args:
+        first: The block's first row.
+        last: Row after the block's last one.
+        num_elements: Elements of a row.
+        most: Most elements of an extent of several rows.
+
+    >>> list(extent_rows(0, 5, 10, most=25))
+    [(0, 2), (2, 4), (4, 5)]
+    """
+    rows = max(1, most // max(1, num_elements))
+    for row in range(first, last, rows):
+        yield row, min(row + rows, last)

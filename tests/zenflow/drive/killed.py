@@ -11,6 +11,7 @@ import torch
 from tests.models import TINY, TinyStack
 from zenflow import ZenFlowAdamW, ZenFlowConfig
 from zenflow.drive import disk, extents
+from zenflow.rule.sizes import SECTOR
 
 CALLS = ("allocate", "write", "sync_data", "write_synced", "rename", "sync_folder")
 """Calls that change the drive."""
@@ -27,7 +28,7 @@ def half_done(name, args):
     """Do the first half of a write; other calls have none."""
     if name == "write":
         file, memory, offset = args
-        half = len(memory) // 2 // disk.SECTOR * disk.SECTOR
+        half = len(memory) // 2 // SECTOR * SECTOR
         os.pwritev(file, [memory[:half]], offset)
     elif name == "write_synced":
         path, text = args

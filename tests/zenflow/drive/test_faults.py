@@ -16,6 +16,7 @@ from tests.models import TINY, TinyStack, closing, weights_of
 from tests.zenflow.runs import make, take_steps
 from zenflow import CheckpointError, WorkerError, ZenFlowConfig
 from zenflow.drive import disk
+from zenflow.rule.sizes import SECTOR
 from zenflow.surface import assembly, drive
 
 CONFIG = ZenFlowConfig(topk_ratio=0, update_interval=3, queue_depth=2, block_elements=20, **TINY)
@@ -408,7 +409,7 @@ def test_reads_and_writes_that_stop_half_way_go_on(state_dir, monkeypatch):
         old = getattr(os, name)
 
         def short(file, buffers, offset, old=old):
-            return old(file, [buffers[0][: disk.SECTOR]], offset)
+            return old(file, [buffers[0][:SECTOR]], offset)
 
         monkeypatch.setattr(os, name, short)
     monkeypatch.setattr("zenflow.drive.extents.EXTENT_ELEMENTS", 2000)

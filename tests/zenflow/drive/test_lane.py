@@ -18,6 +18,7 @@ from zenflow.drive.lane import DriveLane
 from zenflow.host.compact import CompactState
 from zenflow.host.float_state import FloatState
 from zenflow.lanes.completion import wait_all
+from zenflow.rule.sizes import SECTOR
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def test_extents_have_no_more_than_their_states_and_a_sector(monkeypatch):
     for kind, num_bytes in ((FloatState, 12), (CompactState, Fraction(5 * 64 + 2, 64))):
         ((extent,),) = cut([(0, 4, 64)], kind)
         lines = len(kind.DTYPES) * 64
-        assert 0 <= extent.num_bytes - num_bytes * 256 < disk.SECTOR + lines
+        assert 0 <= extent.num_bytes - num_bytes * 256 < SECTOR + lines
 
 
 def test_reports_count_the_traffic_and_timelines_show_it(state_dir):

@@ -14,6 +14,7 @@ from zenflow.columns.layout import SplitParam
 from zenflow.drive import disk
 from zenflow.errors import CheckpointError
 from zenflow.report import readable
+from zenflow.rule.sizes import whole_sectors
 
 if TYPE_CHECKING:
     from zenflow.step.engine import Engine
@@ -105,4 +106,4 @@ def portable_states(engine: Engine) -> dict[SplitParam, dict[str, Tensor]]:
 
 def _size(like: Tensor) -> int:
     """Return the bytes of a tensor that takes no memory, in whole sectors."""
-    return disk.whole_sectors(like.numel() * like.itemsize)
+    return whole_sectors(like.numel() * like.itemsize)
