@@ -344,7 +344,7 @@ def simulate(
         lengths = [end - start for start, end in pairwise(schedule.step_ends[settling - 1 :])]
         recording = machine.recording
         busy = {lane: recording.since(settling, lane)[0] / measured for lane in recording.lanes}
-        if is_steady(lengths, period, busy) or settling > longest_settling * period:
+        if is_steady(lengths, period, busy | _each_way(recording, settling, measured)) or settling > longest_settling * period:
             break
         settling *= 2  # queues are still growing: a long lag takes its time to fill up
     selection = _selection_seconds(costs, strategy, schedule.step_ends, settling, pinned)
@@ -377,6 +377,14 @@ def simulate(
         update_seconds=recording.since(settling, "device", "step")[0] / measured,
         timeline=timeline,
     )
+
+
+def _each_way(recording: Recording, settling: int, measured: int) -> dict[str, float]:
+    """Return the seconds per step of a drive's busier way: one lane has reads and writes."""
+    if DRIVE not in recording.lanes:
+        return {}
+    ways = [recording.since(settling, DRIVE, name)[0] for name in ("read", "write")]
+    return {DRIVE: max(ways) / measured}
 
 
 def _of_drives(recording: Recording, settling: int, name: str) -> float:
