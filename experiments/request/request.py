@@ -111,6 +111,9 @@ class Request:
     --stream."""
     resident_layers: int = setting(0, section=STRATEGY)
     """Number of layers that stay on the device under --stream."""
+    state_on_drive: bool = setting(False, section=STRATEGY)
+    """Whether the host's AdamW states are on the machine's drives, as by zenflow train
+    --state-dir."""
     float32_master: bool | None = setting(None, section=STRATEGY)
     """Whether other systems' AdamW has float32 weights beside 16-bit ones; None is each system's
     own. Without them all of it has 16 bits, as in pure bfloat16 training. They are an option of
@@ -150,6 +153,7 @@ class Request:
             parallel=self.parallel,
             reshards=self.reshard_after_forward,
             streams=self._streams(),
+            state_on_drive=self.state_on_drive,
             **{**self.options, **knobs},
         )
 

@@ -168,7 +168,9 @@ class Sweep:
         strategy = {name: settings.pop(name) for name in DEFAULT_STRATEGY}
         settings["model"] = self.request.model or None
         # These are left out at their defaults, as journals have them.
-        names = ("parallel", "reshard_after_forward", "stream", "resident_layers")
+        names = (
+            "parallel", "reshard_after_forward", "stream", "resident_layers", "state_on_drive",
+        )  # fmt: skip
         sharing = {name: strategy[name] for name in names}
         return json.loads(  # type: ignore[no-any-return]
             json.dumps(

@@ -9,7 +9,13 @@ from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 from zenflow.host_state import tensor_bytes
 from zenflow.rule.blocks import BlockShape
-from zenflow.rule.sizes import NUM_BUFFERS, extent_rows, tensor_ends, whole_sectors
+from zenflow.rule.sizes import (
+    EXTENT_ELEMENTS,
+    NUM_BUFFERS,
+    extent_rows,
+    tensor_ends,
+    whole_sectors,
+)
 
 PLACES = 2
 """Number of places of an extent: one of the last checkpoint, and one that training writes."""
@@ -58,7 +64,9 @@ class StatesOnDrive:
                 tensor_ends(tensor_bytes(config.host_state, last - first, block.num_rows))[-1]
             )
             for block in blocks
-            for first, last in extent_rows(0, block.num_deferred, block.num_rows)
+            for first, last in extent_rows(
+                0, block.num_deferred, block.num_rows, EXTENT_ELEMENTS
+            )
         ]
         elements = sum(block.deferred_elements for block in blocks)
         return cls(len(sizes), elements, sum(sizes), max(sizes, default=0))

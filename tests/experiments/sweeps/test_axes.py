@@ -121,7 +121,7 @@ def test_every_axis_moves_the_machine_or_the_work():
             "num_gpus", "num_hosts", "fabric", "network", "parallel", "reshard_after_forward"
         ):  # fmt: skip
             continue  # these need several devices
-        if name in ("stream", "resident_layers"):
+        if name in ("stream", "resident_layers", "state_on_drive"):
             continue  # these need other knobs too
         varied = parse_axes([f"{name}={values.get(name, '6')}"])
         named = {**MODEL, **({} if name in ("gpu", "machine") else {"gpu": "l40s"})}
