@@ -208,9 +208,7 @@ class Strategy:
                     f"{name} has its own way, or none, to stream weights: leave streams out"
                 )
             if state_on_drive:
-                raise ConfigError(
-                    f"{name} has its own place for states: leave state_on_drive out"
-                )
+                raise ConfigError(f"{name} has its own place for states: leave state_on_drive out")
             if parallel != "ddp":
                 raise ConfigError(
                     f"{name} shares a model in its own way: leave parallel out, or take fsdp2"
@@ -344,7 +342,10 @@ def simulate(
         lengths = [end - start for start, end in pairwise(schedule.step_ends[settling - 1 :])]
         recording = machine.recording
         busy = {lane: recording.since(settling, lane)[0] / measured for lane in recording.lanes}
-        if is_steady(lengths, period, busy | _each_way(recording, settling, measured)) or settling > longest_settling * period:
+        if (
+            is_steady(lengths, period, busy | _each_way(recording, settling, measured))
+            or settling > longest_settling * period
+        ):
             break
         settling *= 2  # queues are still growing: a long lag takes its time to fill up
     selection = _selection_seconds(costs, strategy, schedule.step_ends, settling, pinned)

@@ -108,6 +108,7 @@ class Option:
             "streams": None
             if self.strategy.streams is None
             else {"resident_layers": self.strategy.streams.resident_layers},
+            "state_on_drive": self.strategy.state_on_drive,
             "config": None if config is None else config.to_dict(),
             "queue_depth": self.need.queue_depth,
             "rule": self.rule,
@@ -218,7 +219,7 @@ class Planner:
             strategy = replace(strategy, config=config)
         how = (strategy.name, strategy.parallel, strategy.reshards, str(strategy.options))
         streams = str(strategy.streams)
-        key = (*_key(workload), *how, streams, strategy.config)
+        key = (*_key(workload), *how, streams, strategy.state_on_drive, strategy.config)
         if key not in self._known:
             # One window is enough where steps repeat; with a lag in between they take longer to.
             repeats = strategy.config is None or strategy.config.effective_lag() <= 1

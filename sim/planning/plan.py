@@ -18,6 +18,7 @@ from sim.models.workload import Workload
 from sim.planning.beside import Beside
 from sim.planning.choice import Choice, Chooser, is_too_large
 from sim.planning.chunks import in_chunks, with_chunks
+from sim.planning.drives import with_drive
 from sim.planning.improvements import Improvement
 from sim.planning.options import Option
 from sim.planning.rules import EXACT
@@ -76,6 +77,11 @@ class Plan:
     takes more tokens to a step, or nothing else is likely to fit."""
     hiding_tokens: int | None = None
     """Least tokens of a micro-batch that hide the visits of the streamed option's layers."""
+    on_drive: Option | None = None
+    """Option whose states are on the machine's drives.
+
+    None unless asked for, or likely to fit one device where states in memory are not, are rounded,
+    or take fewer tokens to a step than were asked for."""
     largest: str | None = None
     """Largest model of the table that one device trains; None unless this one's weights exceed a
     device."""
@@ -133,6 +139,7 @@ class Plan:
             "without_chunks": self.without_chunks and self.without_chunks.to_dict(),
             "streamed": self.streamed and self.streamed.to_dict(),
             "hiding_tokens": self.hiding_tokens,
+            "on_drive": self.on_drive and self.on_drive.to_dict(),
         }
 
 
@@ -150,6 +157,7 @@ def plan(
     host_state: HostState | None = None,
     gradient_link: GradientLink = "model",
     chunked_loss: bool | None = None,
+    state_on_drive: bool = False,
 ) -> Plan:
     """Return the setting to use for a workload on a machine, and the alternatives.
 
@@ -169,6 +177,8 @@ def plan(
         gradient_link: Format of gradients on the link and on the host under zenflow.
         chunked_loss: Whether logits are never whole, as under `zenflow train --chunked-loss`.
             None is the workload's loss, and chunks where they make that fit or faster.
+        state_on_drive: Whether states on a drive are told in any case, not only where the host
+            has too little memory.
 
     Raises:
         ConfigError: A strategy is unknown, the device has no peak for the workload's dtype, or
@@ -197,6 +207,7 @@ def plan(
         parallel=parallel, reshards=reshards,
         knobs=None if gradient_link == "model" else {"gradient_link": gradient_link},
     )  # fmt: skip
+    asked_knobs = {**chooser.knobs, **({} if host_state is None else {"host_state": host_state})}
     if host_state == "compact":
         chooser = chooser.compact()
     chooser, choice, without_compact = _chosen(
@@ -208,10 +219,17 @@ def plan(
     chooser, choice = better or (chooser, choice)
     beside = Beside(chooser, choice)
     streamed = None
-    if "zenflow" in presets and _may_stream(hardware):
+    if "zenflow" in presets and _is_one_gpu(hardware):
         streamed = with_streams(
             chooser.planners[1], chooser.workload, before=choice.shown,
             checkpointing=checkpointing, may_chunk=chunked_loss is not False, knobs=chooser.knobs,
+        )  # fmt: skip
+    on_drive = None
+    if "zenflow" in presets and _is_one_gpu(hardware) and hardware.nvme is not None:
+        on_drive = with_drive(
+            chooser.planners[1], workload, before=choice.shown or streamed,
+            is_asked=state_on_drive, checkpointing=checkpointing,
+            may_chunk=chunked_loss is not False, knobs=asked_knobs,
         )  # fmt: skip
     # Where nothing is likely to fit, memory that is sold makes whole logits fit too.
     upgrades = whole if choice.recommended is None else beside
@@ -232,6 +250,7 @@ def plan(
         without_chunks=without_chunks,
         streamed=streamed,
         hiding_tokens=None if streamed is None else _hiding(chooser, streamed),
+        on_drive=on_drive,
         largest=beside.largest(),
     )
 
@@ -250,8 +269,8 @@ def _chosen(
     return chooser, choice, None
 
 
-def _may_stream(hardware: HardwareProfile) -> bool:
-    """Whether weights can visit the device: one GPU."""
+def _is_one_gpu(hardware: HardwareProfile) -> bool:
+    """Whether weights can visit the device, and states be on a drive."""
     return hardware.total_devices == 1 and not hardware.device.is_cpu
 
 

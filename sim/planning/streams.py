@@ -108,7 +108,11 @@ def _largest(
             return None  # none has to visit
         found = planner.option_of(need)
         usual = ZenFlowConfig().to_dict()
-        changes = [f"{name}={value}" for name, value in rule.items() if value != usual[name]]
+        changes = [
+            f"{name}={value}" if name in usual else name
+            for name, value in rule.items()
+            if value != usual.get(name)
+        ]
         changes += ["stream"] if most == 0 else ["stream", f"resident_layers={most}"]
         return replace(found, changes=(*changes, *words))
     return None

@@ -64,9 +64,7 @@ class StatesOnDrive:
                 tensor_ends(tensor_bytes(config.host_state, last - first, block.num_rows))[-1]
             )
             for block in blocks
-            for first, last in extent_rows(
-                0, block.num_deferred, block.num_rows, EXTENT_ELEMENTS
-            )
+            for first, last in extent_rows(0, block.num_deferred, block.num_rows, EXTENT_ELEMENTS)
         ]
         elements = sum(block.deferred_elements for block in blocks)
         return cls(len(sizes), elements, sum(sizes), max(sizes, default=0))

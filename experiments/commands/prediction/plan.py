@@ -67,6 +67,7 @@ _NOT_ASKED = (
         help="Say how long training on so many takes.")  # fmt: skip
 @option("--usd-per-hour", type=Positive(), section="Training",
         help="Price of the machine, to say what training costs.")  # fmt: skip
+@setting_flag(settings_of(TrainSettings)["drive_tbw"], section="Machine")
 @option("--data", section="Training", help="Your data, for the command that is printed.")
 @option("--json", "as_json", is_flag=True, section="Output",
         help="Print JSON (seconds, bytes), no text.")  # fmt: skip
@@ -108,12 +109,14 @@ def plan_command(context: click.Context, /, **flags: Any) -> None:
             host_state=flags["host_state"],
             gradient_link=flags["gradient_link"] or "model",
             chunked_loss=flags["chunked_loss"],
+            state_on_drive=request.state_on_drive,
         )
     wishes = Wishes(
         model=flags["model"],
         data=flags["data"],
         tokens=flags["tokens"],
         usd_per_hour=flags["usd_per_hour"],
+        drive_tbw=flags["drive_tbw"],
     )
     if flags["as_json"]:
         command = run_command(found, wishes)
@@ -124,11 +127,12 @@ def plan_command(context: click.Context, /, **flags: Any) -> None:
             "notes": notes,
             "command": command,
             "streamed_command": found.streamed and run_command(found, wishes, found.streamed),
+            "on_drive_command": found.on_drive and run_command(found, wishes, found.on_drive),
         }
         click.echo(json.dumps(strict(record), indent=2, allow_nan=False))
     else:
         _print(found, notes, wishes)
-    if found.shown is None and found.streamed is None:
+    if found.shown is None and found.streamed is None and found.on_drive is None:
         sys.exit(1)
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 ROWS = "my_chats.jsonl"
 """File that stands for the user's own rows in commands that are printed."""
+STATE_DIR = "/nvme/run1"
+"""Folder that stands for the user's own one on a drive."""
 _SAVE_SECONDS = 1800.0
 _WRAPPERS = {"ddp": "under DistributedDataParallel", "fsdp": "with fully_shard"}
 
@@ -32,6 +34,8 @@ class Wishes:
     tokens: float | None = None
     """Number of tokens to train on."""
     usd_per_hour: float | None = None
+    drive_tbw: float | None = None
+    """Terabytes that the drive's maker warrants."""
 
 
 def learning_rate(model: str) -> float | None:
@@ -49,10 +53,13 @@ def run_command(plan: Plan, wishes: Wishes, option: Option | None = None) -> str
         plan: The plan.
         wishes: Flags of the user beside model and machine.
         option: Setting to run; None takes the best one on one device, with streamed weights only
-            if nothing else may fit.
+            if nothing else may fit, and with states on a drive only if not even they do.
     """
     if option is None:
-        options = [*plan.per_devices, *filter(None, (plan.likeliest, plan.streamed))]
+        options = [
+            *plan.per_devices,
+            *filter(None, (plan.likeliest, plan.streamed, plan.on_drive)),
+        ]
         option = next((option for option in options if option.need.num_devices == 1), None)
     if option is None or not isinstance(option.need.workload.checkpointing, bool):
         return None
@@ -70,6 +77,9 @@ def run_command(plan: Plan, wishes: Wishes, option: Option | None = None) -> str
     words += [] if option.strategy.releases else ["--gradients", "keep"]
     if option.strategy.streams is not None:
         words += ["--stream", *(["--offload-activations"] if work.offloads_activations else [])]
+    if option.strategy.state_on_drive:
+        words += ["--state-dir", STATE_DIR]
+        words += [] if wishes.drive_tbw is None else ["--drive-tbw", f"{wishes.drive_tbw:g}"]
     words += ["--batch-size", str(work.batch_size), "--sequence", str(work.sequence)]
     words += ["--grad-accum", str(work.accumulation)] if work.accumulation > 1 else []
     words += [] if rate is None else ["--lr", written(rate)]

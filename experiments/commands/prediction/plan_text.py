@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.commands.prediction.plan_accuracy import accuracy
 from experiments.commands.prediction.plan_chunks import chunks, likeliest
+from experiments.commands.prediction.plan_drive import on_drive
 from experiments.commands.prediction.plan_run import Wishes, run_command, what_to_run
 from sim.memory.chance import LIKELY
 from sim.memory_parts import gib
@@ -94,11 +95,11 @@ def _likeness(option: Option) -> str:
 def answer(plan: Plan, wishes: Wishes) -> list[str]:
     """Return the advice, the most important first and the command last."""
     if plan.needs_sharding:
-        return [*_sharding(plan), *_streamed(plan, wishes)]
+        return [*_sharding(plan), *_streamed(plan, wishes), *on_drive(plan, wishes)]
     chosen = plan.shown
     if chosen is None:
         said = "Nothing fits this machine, with fewer tokens to a step either."
-        return [said, *_changes(plan), *_streamed(plan, wishes)]
+        return [said, *_changes(plan), *_streamed(plan, wishes), *on_drive(plan, wishes)]
     return [
         *_rounded(plan, chosen),
         *chunks(plan, chosen),
@@ -114,6 +115,7 @@ def answer(plan: Plan, wishes: Wishes) -> list[str]:
         *accuracy(plan, chosen, wishes),
         *(_helps(plan) if plan.recommended else _changes(plan)),
         *_streamed(plan, wishes),
+        *on_drive(plan, wishes),
         *what_to_run(plan, wishes),
     ]
 

@@ -136,7 +136,6 @@ def test_a_step_takes_as_long_as_predicted(name, state_dir, monkeypatch):
     with closing(on_drive.optimizer), closing(in_memory.optimizer):
         for _ in range(4):
             alone, step = in_memory.turn(), on_drive.turn()
-            print(name, step, alone)
             prediction = predicted(alone, seconds, read, write, changes)
             is_close = step == pytest.approx(prediction.step_seconds, rel=0.05)
             if is_close and (name != "hidden" or step < 1.05 * alone):
