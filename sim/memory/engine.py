@@ -243,7 +243,7 @@ def _engine_memory(
     shapes: tuple[Shape, ...],
     config: ZenFlowConfig,
     dtype_bytes: int,
-    on_drive: bool,  # noqa: FBT001 - a key of the cache
+    on_drive: bool,
 ) -> EngineMemory:
     sizes = [math.prod(shape) for shape in shapes]
     split = [

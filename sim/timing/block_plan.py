@@ -245,7 +245,7 @@ def _host_memory(
     shapes: tuple[tuple[int, int], ...],
     config: ZenFlowConfig,
     dtype_bytes: int,
-    on_drive: bool,  # noqa: FBT001 - a key of the cache
+    on_drive: bool,
 ) -> HostMemory:
     return host_memory(blocks_of(shapes, config), config, dtype_bytes, on_drive=on_drive)
 

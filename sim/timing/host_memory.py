@@ -90,7 +90,8 @@ class HostMemory:
         config = self.config
         if self.drive is not None and parts > 1:
             raise ConfigError(
-                "states on a drive are of one process: take one device, or leave state_on_drive out"
+                "states on a drive are of one process: take one device, or leave state_on_drive "
+                "out"
             )
         if groups_rows(config) and (rows := self.cut_rows(parts)) is not None:
             name = "host_state='compact'" if config.is_compact else "gradient_link='e4m3'"

@@ -176,7 +176,7 @@ def test_a_32_gb_card_is_told_how_to_train_8b():
 
 
 def test_with_too_little_host_memory_the_first_change_is_more_of_it():
-    ran = run(*LLAMA, "--host-ram", "64", "--host-state", "float32")
+    ran = run(*LLAMA, "--host-ram", "64", "--host-state", "float32", "--nvme", "none")
     answer = ran.stdout.split("\n\n")[-1].splitlines()
     assert answer[0].startswith("Nothing fits this machine")
     assert answer[1].startswith("Change first: 128 GiB of host memory. Then zenflow")
@@ -251,10 +251,23 @@ def test_what_may_not_fit_is_shown_with_a_warning_and_is_no_recommendation():
 
 def test_nothing_that_fits_is_exit_code_1():
     for more in ([], ["--json"]):
-        ran = run("plan", "--model", "llama-3.1-8b", "--gpu", "rtx4080", "--draws", "0", *more)
+        asked = ["--gpu", "rtx4080", "--nvme", "none", "--draws", "0"]
+        ran = run("plan", "--model", "llama-3.1-8b", *asked, *more)
         assert ran.exit_code == 1, ran.output
         assert "Traceback" not in ran.output
     assert json.loads(ran.stdout)["recommended"] is None
+
+
+def test_states_on_a_drive_are_an_answer_where_nothing_else_fits():
+    asked = ["plan", "--model", "llama-3.1-8b", "--gpu", "rtx4080", "--draws", "0",
+             "--nvme", "gen4-desktop", "--drive-tbw", "1200"]  # fmt: skip
+    ran = run(*asked)
+    assert ran.exit_code == 0, ran.output
+    assert "AdamW's states can be on a drive (gen4-desktop)" in ran.stdout
+    assert "% of the warranted 1200 TB" in ran.stdout
+    settings = settings_of(command_of(ran.stdout))
+    assert settings.state_dir is not None
+    assert settings.drive_tbw == 1200
 
 
 def test_the_nearest_record_is_named_and_what_lies_outside_of_all():
