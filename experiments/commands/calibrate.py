@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from experiments.calibration.calibrate import Calibration
     from sim.hardware.profile import HardwareProfile
 
+_CACHED = 1.5
+"""Times the later writes' rate from which on the first ones' is told: a cache has them."""
 _DTYPES = ("float32", "bfloat16")
 
 
@@ -30,6 +33,7 @@ _DTYPES = ("float32", "bfloat16")
     cls=Command,
     examples=[
         "zenflow calibrate --out mine.json",
+        "zenflow calibrate --drive /nvme --out mine.json",
         "zenflow calibrate --from-trace runs/mine --start mine.json --out refined.json",
     ],
 )
@@ -50,11 +54,19 @@ _DTYPES = ("float32", "bfloat16")
     multiple=True,
     help="Refine on this run's directory in place of short runs; may be given several times.",
 )
+@click.option(
+    "--drive",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Measure the drive of this folder too, by a file of 2 GiB, for states on a drive.",
+)
 @click.option("--start", type=KNOWN_FILE, help="With --from-trace: the profile to refine.")
 def calibrate(**flags: Any) -> None:
     """Measure this machine in minutes and write its hardware profile."""
+    from experiments.calibration.drive import check_drive
     from sim.hardware.file import write_profile
 
+    if flags["drive"] is not None:
+        check_drive(flags["drive"])
     if flags["traces"]:
         profile = _from_traces(flags)
         click.echo(f"refined on {len(flags['traces'])} runs")
@@ -65,11 +77,30 @@ def calibrate(**flags: Any) -> None:
         profile = done.profile
         click.echo(findings(done))
 
+    if flags["drive"] is not None:
+        profile = _with_drive(profile, flags["drive"])
     write_profile(profile, flags["out"])
     click.echo(
         f"profile: {flags['out']}; use it as in zenflow simulate --profile {flags['out']}, or let "
         f"zenflow train --auto --profile {flags['out']} start from it"
     )
+
+
+def _with_drive(profile: HardwareProfile, folder: Path) -> HardwareProfile:
+    """Return a profile with the drive of a folder, and say its rates."""
+    from experiments.calibration.drive import measure_drive
+
+    rates = measure_drive(folder)
+    cached = ""
+    if rates.first_write > _CACHED * rates.write:
+        cached = f"; {rates.first_write / 1e9:.3g} GB/s at first, so that a cache was full later"
+    direct = "" if rates.is_direct else ". Access was not direct: the system's cache had a part"
+    click.echo(
+        f"drive of {folder}: reads {rates.read / 1e9:.3g} GB/s, writes {rates.write / 1e9:.3g} "
+        f"GB/s{cached}, both at once {rates.both / 1e9:.3g} GB/s together{direct}. A cache of "
+        "more than 2 GiB does not show."
+    )
+    return replace(profile, nvme=rates.to_nvme(folder))
 
 
 def _calibrate(flags: dict[str, Any]) -> Calibration:
