@@ -33,7 +33,7 @@ from sim.timing.phases import costs_of_phases
 
 PARAMS = 20_000
 GOLDEN = Path(__file__).parent / "golden"
-LANES = ("device", "fabric", "d2h", "h2d", "host", "main", "nvme read", "nvme write")
+LANES = ("device", "fabric", "d2h", "h2d", "host", "main", "nvme read", "nvme write", "drive")
 
 
 def two_layers(devices=1, accumulation=1):

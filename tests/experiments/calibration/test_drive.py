@@ -1,11 +1,14 @@
 """A drive's rates: of an emulated drive as they are, written into a profile that predicts."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
 from experiments.calibration import drive
 from experiments.calibration.drive import check_drive, measure_drive
+from experiments.cli import main
 from sim.hardware.catalog import find_machine
 from sim.hardware.file import read_profile, write_profile
 from zenflow.drive import disk
@@ -74,3 +77,19 @@ def test_folders_that_are_no_drive_are_refused(state_dir, monkeypatch):
     monkeypatch.setattr(drive.disk, "file_system", lambda path: "tmpfs")
     with pytest.raises(ConfigError, match="in memory"):
         check_drive(state_dir)
+
+
+def test_the_command_measures_the_drive_beside_the_machine(state_dir, tmp_path, monkeypatch):
+    made = SimpleNamespace(profile=replace(find_machine("rtx4090-desktop"), nvme=None))
+    monkeypatch.setattr("experiments.commands.calibrate._calibrate", lambda flags: made)
+    monkeypatch.setattr("experiments.calibration.findings.findings", lambda done: "found")
+    rates = measure_drive(state_dir, **SIZES)
+    monkeypatch.setattr(drive, "measure_drive", lambda folder: rates)
+    out = tmp_path / "mine.json"
+    ran = CliRunner().invoke(main, ["calibrate", "--drive", str(state_dir), "--out", str(out)])
+    assert ran.exit_code == 0, ran.output
+    assert f"reads {rates.read / 1e9:.3g} GB/s" in ran.output
+    assert read_profile(out).nvme.write.value == rates.write
+    ran = CliRunner().invoke(main, ["calibrate", "--drive", str(tmp_path / "no"), "--out", "x"])
+    assert ran.exit_code != 0
+    assert "is no folder" in ran.output
