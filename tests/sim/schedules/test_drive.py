@@ -1,6 +1,7 @@
 """States on a drive: closed forms of the schedule's limits, and what is refused."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -103,6 +104,18 @@ def test_no_more_extents_are_in_memory_than_there_are_buffers():
     )
     # What was there when the timeline began is written besides.
     assert 0 < most <= NUM_BUFFERS
+
+
+def test_an_extent_is_not_read_before_it_is_written():
+    its = costs(drives(0.5, 4.0), compute=0.1)
+    its = replace(its, segments=its.segments[:1])
+    spans = simulate(its, strategy(update_interval=1, queue_depth=1)).timeline.spans
+    own = [span for span in spans if span.lane == drive.LANE]
+    steps = sorted({span.step for span in own})
+    for step, following in pairwise(steps[:-1]):
+        written = max(s.end for s in own if s.step == step and s.name == "write")
+        read = min(s.start for s in own if s.step == following and s.name == "read")
+        assert read >= written - 1e-9
 
 
 def test_joined_extents_change_little(monkeypatch):
