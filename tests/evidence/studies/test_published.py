@@ -132,7 +132,7 @@ def test_one_figure_from_the_papers_breakdown_is_behind_every_deepspeed_row(usua
     ours = [item for item in MEASUREMENTS if runs_deepspeed_step(item.setup)]
     groups = {"qwen", "llama", "slideformer", "host", "gpt-neo", "desktop-vit", "a800", "falcon",
               "titan-rtx", "gemini", "jean-zay", "open-llama", "alps", "theta",
-              "silver"}  # fmt: skip
+              "theta-hosts", "pangu-v100", "pangu-a100", "silver"}  # fmt: skip
     assert {item.group for item in ours} == groups
     shares = {hardware_of(item.setup).host.deepspeed_share for item in ours}
     # Only the host that it was measured on has it from measurement, and with less of a spread.
@@ -244,7 +244,9 @@ def test_an_elasticity_is_minus_one_for_the_only_figures_that_count():
 def test_an_interval_holds_the_prediction_and_is_the_same_again():
     setup = BY_LABEL["3B, ZeRO-Offload, bound"].setup
     figures, found = intervals(setup, "step", 20)
-    assert found.low < figures.low < figures.high < found.high
+    # What the model leaves out makes such runs slower, and hardly one faster.
+    assert found.low == pytest.approx(figures.low, rel=0.02)
+    assert figures.low < figures.high < found.high
     assert found.low < predict(setup, "step") < found.high
     assert intervals(setup, "step", 20) == (figures, found)
 
