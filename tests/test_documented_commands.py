@@ -104,6 +104,9 @@ LINES = {
         "zenflow train --model my-model/ --data my_texts/ --stream --checkpointing "
         "--topk-ratio 0 --out runs/mine":
             Elsewhere("tests/experiments/training/run/test_streamed.py"),
+        "zenflow finetune --model Qwen/Qwen3-14B --data chats.jsonl --topk-ratio 0 "
+        "--host-state compact --gradient-link e4m3 --queue-depth 2 --stream --batch-size 4 "
+        "--sequence 2048 --out runs/qwen3-14b": TUNED,
         "zenflow train --model my-model/ --data my_texts/ --grad-accum 8 --offload-sums "
         "--out runs/mine": Elsewhere("tests/experiments/training/run/test_streamed.py"),
         "zenflow simulate --model qwen3-14b --gpu rtx4090 --host-ram 256 --stream --topk-ratio 0 "
