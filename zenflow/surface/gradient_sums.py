@@ -154,10 +154,6 @@ class GradientSums:
             split.param.grad = there
             self._swapped(split)
 
-    def has_home(self, split: SplitParam) -> bool:
-        """Whether a parameter's sum is at home."""
-        return split in self._sums and self._sums[split].is_home
-
     def forget(self) -> None:
         """Drop all sums, of a step that is not taken."""
         for waiting in self._sums.values():
