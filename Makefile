@@ -166,6 +166,7 @@ bench: $(READY_RUN)
 	$(PY) -m evidence.benchmarks.step_overhead
 	$(PY) -m evidence.benchmarks.framework_hooks
 	$(PY) -m evidence.benchmarks.module_launches
+	TRITON_INTERPRET=1 $(PY) -m evidence.benchmarks.pass_counts
 	$(PY) -m evidence.benchmarks.interpreter.load
 	$(PY) -m evidence.benchmarks.sim_speed
 

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.auto import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
+from evidence.benchmarks.dispatched import is_launched
 from evidence.benchmarks.framework_hooks import passes
 from evidence.benchmarks.record import setting, take_turns
 from experiments.output.files import write_json
@@ -43,12 +44,6 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
 LAUNCH = 4.5e-6
 """Seconds that the driver takes to launch a kernel: the table's ``compiled_launch``."""
 _LAYERS = (2, 10)
-_VIEWS = frozenset({
-    "view", "t", "transpose", "permute", "expand", "unsqueeze", "squeeze", "slice", "select",
-    "unbind", "split", "detach", "alias", "_unsafe_view", "as_strided", "split_with_sizes",
-    "_reshape_alias", "lift_fresh", "chunk",
-})  # fmt: skip
-"""Operations that launch nothing."""
 
 
 class CountKernels(TorchDispatchMode):
@@ -62,7 +57,7 @@ class CountKernels(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Count the operation and run it."""
         del types
-        self.count += func.overloadpacket.__name__ not in _VIEWS
+        self.count += is_launched(func)
         return func(*args, **(kwargs or {}))
 
 

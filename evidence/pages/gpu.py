@@ -59,6 +59,7 @@ def read_suite(folder: Path) -> dict[str, Any]:
         "memory": list(_capped(cells)),
         "given": _json(folder / "given" / RECORD) if (folder / "given").is_dir() else None,
         "passes": _passes(),
+        "counts": _counts(),
     }
 
 
@@ -96,6 +97,34 @@ def _passes() -> dict[str, Any] | None:
         "rows": list(parts.values()),
         "steps": {name: 1e3 * run["step_seconds"]["median"] for name, run in runs.items()},
     }
+
+
+def _counts() -> dict[str, Any] | None:
+    """Return launches and bytes of the pass, by part, in the newest record of counts."""
+    folder = newest(RESULTS, "pass-counts", RECORD)
+    if folder is None:
+        return None
+    record = _json(folder / RECORD)
+    of_bytes, of_launches = record["bytes"].values(), record["launches"]["release"]
+    *parts, rest = record["parts"]
+    rows = [
+        {
+            "part": part,
+            "launches": [own.get(part, 0.0) for own in of_launches.values()],
+            "bytes": [own[part]["counted"] for own in of_bytes],
+            "least": record["bytes"]["torch"][part]["least"],
+        }
+        for part in parts
+    ]
+    rows.append({"part": rest, "launches": [own[rest] for own in of_launches.values()]})
+    whole = {
+        "part": "all",
+        "launches": [sum(own) for own in zip(*(r["launches"] for r in rows), strict=True)],
+        "bytes": [sum(own) for own in zip(*(r["bytes"] for r in rows[:-1]), strict=True)],
+        "least": sum(row["least"] for row in rows[:-1]),
+    }
+    shape = " x ".join(map(str, record["shape"]))
+    return {"name": folder.name, "shape": shape, "rows": [*rows, whole]}
 
 
 def _first(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

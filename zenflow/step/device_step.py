@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from zenflow.columns.device_rows import Resident, update_residents
+from zenflow.columns.device_rows import update_residents
 from zenflow.columns.layout import Layout, SplitParam
 from zenflow.columns.local import local_of
 from zenflow.device.base import AbstractDevice, HostValues
@@ -19,19 +19,22 @@ from zenflow.step.window_sketch import WindowSketch
 
 
 def resident_grads_of(layout: Layout, gradients: StepGradients) -> list[Tensor]:
-    """Return residents' gradients as float32, in the layout's order whatever their arrival."""
-    resident = gradients.resident
-    return [_laid_out(resident[place], place) for place in layout.residents if place in resident]
+    """Return residents' gradients as float32, in the layout's order whatever their arrival.
 
-
-def _laid_out(grad: Tensor, place: Resident) -> Tensor:
-    """Return a gradient as float32 in the order of its weight in memory.
-
-    torch's fused AdamW goes by memory, and a gradient that a user has set may have another order.
+    torch's fused AdamW goes by memory, and a gradient that a user has set may have another order
+    there than its weight.
     """
-    if grad.stride() == place.master.stride():
-        return grad.float()
-    return torch.empty_like(place.master).copy_(grad)
+    found, copies = [], []
+    for place in layout.residents:
+        if place in gradients.resident:
+            grad, master = gradients.resident[place], place.master
+            is_fit = grad.dtype == master.dtype and grad.stride() == master.stride()
+            found.append(grad if is_fit else torch.empty_like(master))
+            if not is_fit:
+                copies.append((found[-1], grad))
+    if copies:
+        torch._foreach_copy_(*map(list, zip(*copies, strict=True)))
+    return found
 
 
 def measure_in_place(layout: Layout, device: AbstractDevice) -> None:

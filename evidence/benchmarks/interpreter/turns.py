@@ -107,7 +107,7 @@ class Meter:
 class Contender:
     """One optimizer over the decoder's parameters."""
 
-    def __init__(self, mode: str, host_threads: int) -> None:
+    def __init__(self, mode: str, host_threads: int, **others: Any) -> None:
         from zenflow import ZenFlowAdamW, ZenFlowConfig  # of the version that takes turns
 
         generator = torch.Generator().manual_seed(0)
@@ -126,6 +126,7 @@ class Contender:
             host_threads=host_threads,
             offload_gradients="release" if mode == RELEASE else "keep",
             max_grad_norm=1.0 if mode == RELEASE else None,
+            **others,
         )
         self.layout = self.optimizer._running.layout
 
