@@ -72,7 +72,7 @@ def promising(
 
     def bound(knobs: Knobs) -> float:
         alike = replace(knobs, select_interval=here.select_interval)
-        lanes = [busy["device"] + busy["step"]]
+        lanes = [busy["device"] + busy["step"], busy.get("launch", 0.0)]
         lanes += [
             busy.get(lane, 0.0) * of(knobs) / max(of(here), 1e-12) for lane, of in load.items()
         ]

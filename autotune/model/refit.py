@@ -3,6 +3,9 @@
 A part's constant scales that part's time. So the ratio of measured to predicted busy seconds is
 nearly all that moves it: two or three fixed-point steps find all constants, with one simulation of
 each measured setting and step. A constant is the mode of a Student-t likelihood about its prior.
+
+Where a GPU waits for the host's launches, these take a step without its stalls, and the device's
+own work less than its spans. Otherwise launches take less than the step.
 """
 
 from __future__ import annotations
@@ -95,16 +98,22 @@ def _recent(stretches: Sequence[Stretch]) -> list[Stretch]:
 def _log_ratios(
     twin: Twin, evidence: Sequence[Stretch], constants: Constants
 ) -> Mapping[str, list[tuple[float, float]]]:
-    """Return by part the log of measured over predicted busy seconds and its weight, of each."""
+    """Return by part the log of measured over predicted busy seconds and its weight, of each.
+
+    A bound that holds agrees with any constant, the former one.
+    """
     found: dict[str, list[tuple[float, float]]] = {part: [] for part in PARTS}
     for stretch in evidence:
         predicted = twin.forecast(stretch.knobs, constants).busy_seconds
         floor = _LEAST_SHARE * stretch.step_seconds
         weight = math.exp(-(evidence[-1].index - stretch.index) / _MEMORY)
         for part in PARTS:
-            measured = stretch.busy_seconds.get(part, 0.0)
+            measured = stretch.measured(part)
             if measured > floor and predicted.get(part, 0.0) > 0:
-                found[part].append((math.log(measured / predicted[part]), weight))
+                ratio = math.log(measured / predicted[part])
+                if part in stretch.bounded:
+                    ratio = min(0.0, ratio)
+                found[part].append((ratio, weight))
     return found
 
 

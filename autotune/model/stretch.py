@@ -38,9 +38,29 @@ class Stretch:
     """Share of gradient energy in the deferred columns."""
     busy_seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds of work of each part of the twin, per step; empty where spans were not looked at."""
+    is_starved: bool = False
+    """Whether the device ran out of work in most steps, and waited for the host's launches."""
     before_shift: float | None = None
     """Seconds of a step just before, with these knobs too, where steps changed at once; else
     None."""
+
+    @property
+    def bounded(self) -> tuple[str, ...]:
+        """Parts of the twin whose work took no longer than measured, and maybe less.
+
+        Spans of a device that waits for launches hold these waits. One that does not wait hides
+        the launches.
+        """
+        return ("device", "step") if self.is_starved else ("launch",)
+
+    def measured(self, part: str) -> float:
+        """Return the seconds of a part's work per step, or their bound; 0 where none is known.
+
+        Launching takes no longer than a step without its stalls.
+        """
+        if part == "launch":
+            return self.step_seconds - self.stall_seconds
+        return self.busy_seconds.get(part, 0.0)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, JSON-ready."""

@@ -7,21 +7,22 @@ on. Errors that no constant explains are left to `autotune.model.residual`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from sim.hardware.profile import HardwareProfile
 from sim.models.workload import Workload
 from sim.simulate import Prediction, Strategy
 from sim.steady import steady
-from sim.timing.costs import StepCosts, costs_of
+from sim.timing.costs import Segment, StepCosts, costs_of, without_launches
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
 
-PARTS = ("device", "step", "d2h", "h2d", "host")
+PARTS = ("device", "step", "launch", "d2h", "h2d", "host")
 """Lanes, with the device's optimizer step apart: it grows with ``topk_ratio``.
 
-Each has one constant: a factor on the seconds that its work takes."""
+Each has one constant: a factor on the seconds that its work takes. Those of ``launch`` are the
+host's seconds for a GPU's kernels and for the engine's Python between them."""
 
 _SLOWED: Mapping[str, tuple[str, ...]] = {
     "step": ("overheads.device_update", "overheads.column_update"),
@@ -29,7 +30,9 @@ _SLOWED: Mapping[str, tuple[str, ...]] = {
     "h2d": ("link.h2d", "overheads.unpack_bandwidth"),
     "host": ("host.core_bandwidth", "host.core_update", "host.dram"),
 }
-"""Rates that a part's factor divides; a step's fixed seconds are multiplied."""
+"""Rates that a part's factor divides."""
+_PYTHON = ("overheads.bucket", "overheads.step")
+"""Seconds of the engine's Python on the training thread, which a part's factor multiplies."""
 
 _SETTLING = 2
 """Least number of windows before a simulated step is looked at.
@@ -96,6 +99,8 @@ class Twin:
         self.config = replace(config, full_warm_up_rounds=0)
         self.releases = releases
         self._costs = costs_of(workload, profile)
+        self._launches = self._costs.are_launched
+        self._unbound = without_launches(self._costs) if self._launches else self._costs
         self._known: dict[tuple[Knobs, tuple[float, ...]], Forecast] = {}
 
     @property
@@ -110,7 +115,8 @@ class Twin:
             ConfigError: A knob breaks its rule.
         """
         knobs = replace(knobs, select_interval=0)  # selections are counted apart
-        key = (knobs, tuple(constants[part] for part in PARTS))
+        parts = PARTS if self._launches else [part for part in PARTS if part != "launch"]
+        key = (knobs, tuple(constants[part] for part in parts))
         if key not in self._known:
             self._known[key] = self._simulated(knobs, constants)
         return self._known[key]
@@ -145,10 +151,22 @@ class Twin:
             for name in names
             if name in quantities
         }
-        values["overheads.step"] = quantities["overheads.step"].value * constants["step"]
-        factor = constants["device"]
-        segments = tuple(
-            replace(item, forward=item.forward * factor, backward=item.backward * factor)
-            for item in self._costs.segments
+        names, part = (_PYTHON, "launch") if self._launches else (("overheads.step",), "step")
+        values |= {name: quantities[name].value * constants[part] for name in names}
+        return replace(
+            self._costs,
+            segments=tuple(self._segments(constants)),
+            hardware=self.profile.with_values(values),
         )
-        return replace(self._costs, segments=segments, hardware=self.profile.with_values(values))
+
+    def _segments(self, constants: Constants) -> Iterator[Segment]:
+        """Yield the model's segments; none is over before its kernels have been launched."""
+        device, launch = constants["device"], constants["launch"] if self._launches else 0.0
+        for usual, work in zip(self._costs.segments, self._unbound.segments, strict=True):
+            forward, backward = (launch * seconds for seconds in usual.launching)
+            yield replace(
+                usual,
+                forward=max(device * work.forward, forward),
+                backward=max(device * work.backward, backward),
+                launching=(forward, backward),
+            )

@@ -27,7 +27,7 @@ def has_shifted(stretch: Stretch) -> bool:
 def is_other_machine(stretch: Stretch, known: Mapping[str, float]) -> bool:
     """Whether a lane's work takes another time than is known of these knobs, by a lot."""
     least = _LEAST_LANE * stretch.step_seconds
-    pairs = [(stretch.busy_seconds.get(part, 0.0), seconds) for part, seconds in known.items()]
+    pairs = [(stretch.measured(p), known[p]) for p in known if p not in stretch.bounded]
     return any(
         min(pair) > 0 and max(pair) > least and abs(math.log(pair[0] / pair[1])) > _OTHER_LANE
         for pair in pairs

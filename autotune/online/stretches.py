@@ -126,6 +126,7 @@ class StretchGatherer:
             stall_seconds=max(0.0, stalled),
             rho=1.0 - min(1.0, max(0.0, fmean(r.captured_energy for r in reports))),
             busy_seconds=self._busy(reports) if sees_spans else {},
+            is_starved=2 * sum(r.starved > 0 for r in reports) > len(reports),
             before_shift=self._shifts.before,
         )
         self.num_stretches += 1

@@ -6,7 +6,7 @@ from typing import Literal
 
 from sim.simulate import Strategy
 from sim.steady import steady
-from sim.timing.costs import StepCosts, costs_of
+from sim.timing.costs import StepCosts, without_launches
 
 Regime = Literal[
     "offload",
@@ -18,8 +18,6 @@ Regime = Literal[
 """Kinds of runs: those that send gradients or activations to the host; others whose compute is
 bound by launches; and all others, by how many devices and hosts there are."""
 
-_FREE = 1e-12
-"""Seconds of a launch that bounds nothing."""
 _LAUNCH_BOUND = 0.8
 """Share of compute below which the device's own work counts as bound by launches."""
 
@@ -35,11 +33,7 @@ def regime_of(costs: StepCosts, strategy: Strategy) -> Regime:
     one_window = steady(costs, strategy, num_steps=1, settling_windows=1, longest_settling=1)
     if one_window.d2h_bytes > 0:
         return "offload"
-    assert costs.workload is not None
-    launches = [name for name in hardware.quantities() if name.startswith("device.")]
-    free = {name: _FREE for name in launches if "launch" in name}
-    unbound = costs_of(costs.workload, hardware.with_values(free))
-    if unbound.compute_seconds < _LAUNCH_BOUND * costs.compute_seconds:
+    if without_launches(costs).compute_seconds < _LAUNCH_BOUND * costs.compute_seconds:
         return "launch-bound"
     if hardware.total_devices == 1:
         return "device alone"

@@ -35,6 +35,8 @@ _ATTENTION_BACKWARD = 2.5
 (Dao 2023, FlashAttention-2, section 3.1)."""
 _KEPT_ATTENTION_BACKWARD = 2.0
 """Attention's backward over its forward where scores are kept."""
+_FREE = 1e-12
+"""Seconds of a launch that bounds nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +198,18 @@ def costs_of(workload: Workload, hardware: HardwareProfile) -> StepCosts:
         accumulation=workload.accumulation,
         workload=workload,
     )
+
+
+def without_launches(costs: StepCosts) -> StepCosts:
+    """Return a workload's costs if launching took the host no time: the work of the kernels.
+
+    Args:
+        costs: Of a workload, and not of given phases.
+    """
+    assert costs.workload is not None
+    names = costs.hardware.quantities()
+    free = {name: _FREE for name in names if name.startswith("device.") and "launch" in name}
+    return costs_of(costs.workload, costs.hardware.with_values(free))
 
 
 def _shapes(layer: Layer) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def test_one_stretch_in_which_all_took_ten_times_as_long_moves_next_to_nothing()
 
 
 def test_without_evidence_the_belief_stands():
-    centre = {"device": 1.1, "step": 1.4, "d2h": 0.8, "h2d": 2.0, "host": 0.5}
+    centre = {"device": 1.1, "step": 1.4, "launch": 0.9, "d2h": 0.8, "h2d": 2.0, "host": 0.5}
     blind = replace(Truth(host=3.0).stretch(0, HERE), busy_seconds={})
     for stretches in ([], [blind]):
         assert refit(twin(), stretches, Prior(centre, 0.35)) == pytest.approx(centre)

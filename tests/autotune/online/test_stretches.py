@@ -47,6 +47,18 @@ def test_steps_in_which_queues_fill_are_left_out():
     assert last == settling_steps(KNOBS) + stretch_steps(KNOBS)
 
 
+@pytest.mark.parametrize(("every", "is_starved"), [(3, False), (1, True), (0, False)])
+def test_a_stretch_is_starved_where_the_device_ran_dry_in_most_steps(every, is_starved):
+    gatherer = StretchGatherer(KNOBS)
+    step = 0
+    while not gatherer.is_complete(KNOBS):
+        step += 1
+        dry = int(every > 0 and step % every == 0)
+        gatherer.take(replace(report(step), starved=dry))
+    stretch, _ = gatherer.finish(step, KNOBS, sees_spans=False)
+    assert stretch.is_starved == is_starved
+
+
 def test_selections_and_their_stalls_are_taken_out():
     gatherer = StretchGatherer(KNOBS)
     for step in range(1, 13):
