@@ -180,7 +180,8 @@ LINES = {
         "--vary batch=1,2,4 --vary dram=20:400:1 --find price_usd --rate 1500 "
         "--price rtx5090=2500 --price l40s=7500 --price a100-80-pcie=9000":
             Scaled({"dram=20:400:1": "dram=20:400:20"}),
-        "zenflow sweep --model llama-3.1-8b --host-ram 128 --vary gpu=rtx3090,rtx5090 --find "
+        "zenflow sweep --model llama-3.1-8b --host-ram 128 --strategy zenflow "
+        "--vary gpu=rtx3090,rtx5090 --find "
         "price_usd --rate 500 --price rtx3090=800 --price rtx5090=2400":
             Elsewhere("tests/experiments/sweeps/test_search.py"),
     },

@@ -1,24 +1,29 @@
 """Planned points: what `zenflow plan` would recommend at each point of a grid.
 
-Settings of the update rule, strategy and checkpointing that are given or varied are held; batch
-and accumulation say how many tokens a step takes, as for `zenflow plan`.
+Settings of the update rule, strategy, loss and checkpointing that are given or varied are held;
+batch and accumulation say how many tokens a step takes, as for `zenflow plan`. Where the loss is
+free its logits may come in chunks, and where the strategy is, layers may visit the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from experiments.request.request import SYSTEM_OPTIONS
 from experiments.sweeps.grid import Case, Sweep
-from sim.planning.choice import Chooser
+from sim.planning.choice import Choice, Chooser
+from sim.planning.chunks import with_chunks
 from sim.planning.options import Option, Planner, default_reserve
+from sim.planning.streams import can_stream, with_streams
 from zenflow.config import PRESETS
 
 _TOKENS = ("batch_size", "sequence", "grad_accum")
 """Targets of axes that say what a step takes, and nothing of machine and model."""
-CHECKPOINTING, STRATEGY = "checkpointing", "strategy"
+CHECKPOINTING, STRATEGY, LOSS = "checkpointing", "strategy", "loss"
+HELD = frozenset({CHECKPOINTING, STRATEGY, LOSS})
+"""Words of a request that are searched unless they are given or varied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +44,13 @@ class PlannedPoints:
 
         Args:
             sweep: The grid.
-            holds: What was given beside axes and knobs: `CHECKPOINTING`, `STRATEGY`.
+            holds: Words of `HELD` that were given beside axes and knobs.
         """
         self._sweep = sweep
         varied = {axis.kind.target for axis in sweep.axes}
         knobs = [axis for axis in sweep.axes if axis.kind.place == "knob"]
         self._holds_recomputation = CHECKPOINTING in {*holds, *varied}
+        self._holds_loss = LOSS in {*holds, *varied}
         # A setting of the update rule or an option is one of the strategy that it is given to.
         given = {*holds, *varied, *sweep.request.options}
         self._holds_strategy = bool(knobs or sweep.knobs or given & {STRATEGY, *SYSTEM_OPTIONS})
@@ -102,11 +108,15 @@ class PlannedPoints:
         Raises:
             ConfigError: The point's values don't go together.
         """
-        if not self._is_system(point):
-            return self._chooser(point).most_tokens_per_second
         case = self._case(point)
-        tokens = case.workload.tokens_per_step * case.hardware.total_devices
-        return tokens / Planner(case.hardware).costs(case.workload).compute_seconds
+        most = 0.0 if self._is_system(point) else self._chooser(point).most_tokens_per_second
+        if not self._is_system(point) and not self._may_stream(point):
+            return most
+        work = case.workload
+        if not self._holds_recomputation:
+            work = replace(work, checkpointing=False)
+        tokens = work.tokens_per_step * case.hardware.total_devices
+        return max(most, tokens / Planner(case.hardware).costs(work).compute_seconds)
 
     def plan(self, point: int) -> PlannedPoint:
         """Return the setting to use at a point.
@@ -125,7 +135,27 @@ class PlannedPoints:
             )
         chooser = self._chooser(point)
         choice = chooser.choose()
+        better = None if self._holds_loss else with_chunks(chooser, choice)
+        chooser, choice = better or (chooser, choice)
+        likely = [choice.recommended, self._streamed(point, chooser, choice)]
         others = (choice.likeliest, chooser.riskier(choice))
         return PlannedPoint(
-            option=choice.recommended, riskier=tuple(one for one in others if one is not None)
+            option=max(filter(None, likely), key=lambda o: o.tokens_per_second, default=None),
+            riskier=tuple(one for one in others if one is not None),
+        )
+
+    def _may_stream(self, point: int) -> bool:
+        return not self._holds_strategy and can_stream(self._case(point).hardware)
+
+    def _streamed(self, point: int, chooser: Chooser, choice: Choice) -> Option | None:
+        """Return an option of layers that visit the device, if it is worth more than a choice."""
+        if not self._may_stream(point):
+            return None
+        work = self._case(point).workload
+        return with_streams(
+            chooser.planners[1],
+            work,
+            before=choice.shown,
+            checkpointing=work.checkpointing if self._holds_recomputation else None,
+            may_chunk=not self._holds_loss,
         )

@@ -22,7 +22,7 @@ from sim.planning.drives import with_drive
 from sim.planning.improvements import Improvement
 from sim.planning.options import Option
 from sim.planning.rules import EXACT
-from sim.planning.streams import hiding_tokens, with_streams
+from sim.planning.streams import can_stream, hiding_tokens, with_streams
 from sim.simulate import STRATEGIES, SYSTEMS, Strategy
 from zenflow.host_state import GradientLink, HostState
 
@@ -219,13 +219,13 @@ def plan(
     chooser, choice = better or (chooser, choice)
     beside = Beside(chooser, choice)
     streamed = None
-    if "zenflow" in presets and _is_one_gpu(hardware):
+    if "zenflow" in presets and can_stream(hardware):
         streamed = with_streams(
             chooser.planners[1], chooser.workload, before=choice.shown,
             checkpointing=checkpointing, may_chunk=chunked_loss is not False, knobs=chooser.knobs,
         )  # fmt: skip
     on_drive = None
-    if "zenflow" in presets and _is_one_gpu(hardware) and hardware.nvme is not None:
+    if "zenflow" in presets and can_stream(hardware) and hardware.nvme is not None:
         on_drive = with_drive(
             chooser.planners[1], workload, before=choice.shown or streamed,
             is_asked=state_on_drive, checkpointing=checkpointing,
@@ -267,11 +267,6 @@ def _chosen(
             without = tuple(Beside(chooser, choice).improvements(presets, parallel))
             return compact, found, without
     return chooser, choice, None
-
-
-def _is_one_gpu(hardware: HardwareProfile) -> bool:
-    """Whether weights can visit the device, and states be on a drive."""
-    return hardware.total_devices == 1 and not hardware.device.is_cpu
 
 
 def _hiding(chooser: Chooser, streamed: Option) -> int:

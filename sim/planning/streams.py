@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from sim.hardware.profile import HardwareProfile
 from sim.machine import Rates
 from sim.memory.engine_parts import Visiting
 from sim.memory.need import MemoryNeed
@@ -26,6 +27,11 @@ from zenflow.host_state import gradient_bytes
 
 FASTER = 1.05
 """Speed-up that streams must bring where weights that stay fit too."""
+
+
+def can_stream(hardware: HardwareProfile) -> bool:
+    """Whether weights can visit the device, and states be on a drive: one GPU has both."""
+    return hardware.total_devices == 1 and not hardware.device.is_cpu
 
 
 def with_streams(

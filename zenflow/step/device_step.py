@@ -33,7 +33,7 @@ def resident_grads_of(layout: Layout, gradients: StepGradients) -> list[Tensor]:
             if not is_fit:
                 copies.append((found[-1], grad))
     if copies:
-        torch._foreach_copy_(*map(list, zip(*copies, strict=True)))
+        torch._foreach_copy_([copy for copy, _ in copies], [grad for _, grad in copies])
     return found
 
 

@@ -13,10 +13,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from unittest import mock
 
 import torch
@@ -84,6 +84,13 @@ def role_of(name: str) -> str | None:
     return name.removeprefix("zenflow-").rstrip("-0123456789")
 
 
+class Sections(Protocol):
+    """Something that measures sections of the training thread."""
+
+    def section(self, kind: int) -> AbstractContextManager[None]:
+        """Return a context of a section that counts, or of one without us."""
+
+
 class Meter:
     """Seconds of the training thread in sections that count, less those of sections without us."""
 
@@ -130,7 +137,7 @@ class Contender:
         )
         self.layout = self.optimizer._running.layout
 
-    def step(self, meter: Meter) -> None:
+    def step(self, meter: Sections) -> None:
         """Take a step; in release mode the time of backward without hooks does not count."""
         if self.mode == KEEP:
             for param, grad in zip(self.params, self.grads, strict=True):

@@ -52,7 +52,10 @@ def setting_text(option: Option) -> str:
     count = work.batch_size * work.accumulation
     where = f" on {devices} devices" if devices > 1 else ""
     fit = "" if option.chance is None else f", fits with a chance of {option.chance:.0%}"
+    label = option.label
+    if work.loss == "chunks" and "chunked loss" not in option.changes:
+        label += ", chunked loss"
     return (
-        f"{option.label}{where}, {count} x {work.sequence} tokens to a step: "
+        f"{label}{where}, {count} x {work.sequence} tokens to a step: "
         f"{option.tokens_per_second:,.0f} tokens/s, {option.step_seconds:.4g} s a step{fit}"
     )

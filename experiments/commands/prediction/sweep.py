@@ -91,8 +91,8 @@ def _moved(context: click.Context, parameter: click.Parameter, value: str | None
 @option(
     "--find", metavar="COLUMN", section="Search",
     help="With --rate: the point of least price_usd, or of least value on an axis, that `zenflow "
-    "plan` finds fast enough. Strategy, knobs and checkpointing are searched unless given or "
-    "varied. Few points are looked at, and no table is left.",
+    "plan` finds fast enough. Strategy, knobs, loss and checkpointing are searched unless given "
+    "or varied. Few points are looked at, and no table is left.",
 )  # fmt: skip
 @option("--rate", type=Positive(), section="Search", help="Tokens/s that --find asks for.")
 @option("--workers", type=click.IntRange(min=1), section="Workers",
@@ -117,7 +117,7 @@ def sweep_command(context: click.Context, /, **flags: Any) -> None:
 def _find(context: click.Context, flags: Mapping[str, Any]) -> int:
     """Search the grid, and say what was found; return the exit code."""
     from experiments.commands.prediction.find_text import find_text
-    from experiments.sweeps.planned import CHECKPOINTING, STRATEGY
+    from experiments.sweeps.planned import HELD
     from experiments.sweeps.prices import parse_prices
     from experiments.sweeps.search import cheapest
 
@@ -126,7 +126,7 @@ def _find(context: click.Context, flags: Mapping[str, Any]) -> int:
     with Patience(f"Planning up to {sweep.num_points} points") as patience:
         found = cheapest(
             sweep, flags["find"], flags["rate"], parse_prices(flags["prices"]),
-            holds={CHECKPOINTING, STRATEGY} & set(given(context)), say=patience.update,
+            holds=HELD & set(given(context)), say=patience.update,
         )  # fmt: skip
     for line in find_text(sweep, flags["find"], flags["rate"], found):
         click.echo(line)

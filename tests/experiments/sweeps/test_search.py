@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.sweeps.planned import CHECKPOINTING, PlannedPoints
+from experiments.sweeps.planned import CHECKPOINTING, LOSS, STRATEGY, PlannedPoints
 from experiments.sweeps.prices import COLUMN, parse_prices
 from experiments.sweeps.search import cheapest
 from sim.planning.plan import plan
@@ -88,6 +88,33 @@ def test_a_setting_that_is_given_or_varied_is_held():
     assert speed(free.option) >= speed(held.option)
 
 
+LARGE = ("model=llama-3.1-8b", "batch=3", "sequence=1024", "host_ram=128", "gpu=rtx3090,rtx4090")
+
+
+def test_logits_come_in_chunks_and_layers_visit_where_plan_offers_it():
+    sweep = sweep_of(*LARGE)
+    for point, own in enumerate(planned(sweep)):
+        case = sweep.case(point)
+        offered = plan(case.workload, case.hardware, strategies=tuple(PRESETS), draws=0)
+        best = max(speed(offered.recommended), speed(offered.streamed))
+        assert best > 0
+        assert speed(own.option) == pytest.approx(best)
+        assert own.option.need.workload.loss == "chunks"
+    held = planned(sweep, holds=(LOSS, STRATEGY))
+    assert all(own.riskier for own in held)
+    for option in (option for own in held for option in (own.option, *own.riskier) if option):
+        assert option.need.workload.loss == "tokens"
+        assert option.strategy.streams is None
+
+
+def test_a_point_that_only_visiting_layers_fit_is_not_left_out_unseen():
+    sweep = sweep_of("model=qwen2.5-14b", "host_ram=256", "dram=60:90:10", "gpu=rtx4090")
+    found = cheapest(sweep, "dram", 30.0)
+    assert found.found.option.strategy.streams is not None
+    assert PlannedPoints(sweep).most_tokens_per_second(0) >= found.found.option.tokens_per_second
+    assert cheapest(sweep, "dram", 30.0, holds=(STRATEGY,)).found is None
+
+
 def test_other_systems_are_found_where_they_are_asked_for():
     sweep = sweep_of("model=qwen2.5-0.5b", "strategy=adamw_8bit,lora", "dram=80")
     found = cheapest(sweep, "dram", 10.0).found
@@ -96,8 +123,8 @@ def test_other_systems_are_found_where_they_are_asked_for():
 
 
 def test_a_cheaper_card_that_may_not_fit_stands_behind_with_its_chance():
-    words = ["sweep", "--model", "llama-3.1-8b", "--host-ram", "128", "--vary",
-             "gpu=rtx3090,rtx5090", "--find", COLUMN, "--rate", "500",
+    words = ["sweep", "--model", "llama-3.1-8b", "--host-ram", "128", "--strategy", "zenflow",
+             "--vary", "gpu=rtx3090,rtx5090", "--find", COLUMN, "--rate", "500",
              "--price", "rtx3090=800", "--price", "rtx5090=2400"]  # fmt: skip
     ran = run(*words)
     assert ran.exit_code == 0, ran.output
@@ -106,11 +133,10 @@ def test_a_cheaper_card_that_may_not_fit_stands_behind_with_its_chance():
     assert first == "Least price_usd for 500 tokens/s: 2400"
     assert second == "Cheaper, but riskier (chance to fit below 90%): 800"
     for line, card, name in ((answer, "rtx5090", "recommended"), (behind, "rtx3090", "tight")):
-        asked = ["plan", "--model", "llama-3.1-8b", "--host-ram", "128", "--gpu", card, "--json",
-                 "--no-chunked-loss"]  # fmt: skip
+        asked = ["plan", "--model", "llama-3.1-8b", "--host-ram", "128", "--gpu", card, "--json"]
         own = json.loads(run(*asked, "--draws", "0").stdout)[name]
         setting = ", ".join([own["strategy"], *own["changes"]])
-        assert f"gpu={card}: {setting}, 3 x 1024 tokens to a step" in line
+        assert f"gpu={card}: {setting}, 4 x 1024 tokens to a step" in line
         assert f"{own['tokens_per_second']:,.0f} tokens/s" in line
         assert f"fits with a chance of {own['chance_to_fit']:.0%}" in line
 
