@@ -17,7 +17,7 @@ from sim.memory.need import memory_of
 from sim.models.workload import Workload
 from sim.simulate import Strategy
 from zenflow.config import ZenFlowConfig, raise_violations
-from zenflow.errors import ConfigError
+from zenflow.errors import NoRoomError
 from zenflow.knobs import Knobs
 
 
@@ -208,7 +208,7 @@ class Feasibility:
         """Return if some setting of the space meets all constraints.
 
         Raises:
-            ConfigError: None does. The message names the fewest constraints that conflict, and by
+            NoRoomError: None does. The message names the fewest constraints that conflict, and by
                 how much each is missed while the others are kept.
         """
         if any(self.allows(knobs) for knobs in self._space.grid()):
@@ -217,7 +217,7 @@ class Feasibility:
         for size in range(1, len(self._limits) + 1):
             for limits in combinations(self._limits, size):
                 if not any(_meets(need, limits) for _, need in points):
-                    raise ConfigError(_conflict(limits, points))
+                    raise NoRoomError(_conflict(limits, points))
 
 
 _Points = Sequence[tuple[Knobs, Need]]

@@ -6,6 +6,7 @@ import click
 
 import zenflow
 from experiments.commands.calibrate import calibrate, validate
+from experiments.commands.command import Commands
 from experiments.commands.compare import compare
 from experiments.commands.prediction.plan import plan_command
 from experiments.commands.prediction.simulate import simulate_command
@@ -34,7 +35,20 @@ def _show_version(context: click.Context, param: click.Parameter, value: bool) -
         context.exit()
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 99})
+GROUPS = {
+    "Train": (finetune, train, convert_command),
+    "Before a run": (plan_command, simulate_command, sweep_command, tune_command),
+    "Measure": (calibrate, validate, compare, report_command),
+    "Repeat our results": (study_command, figures_command),
+}
+"""Commands in the groups and the order of the help."""
+
+
+@click.group(
+    cls=Commands,
+    groups=GROUPS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 99},
+)
 @click.option(
     "--version",
     is_flag=True,
@@ -45,24 +59,6 @@ def _show_version(context: click.Context, param: click.Parameter, value: bool) -
 )
 def main() -> None:
     """Train with optimizer states on the host, without waiting for them."""
-
-
-for _command in (
-    finetune,
-    train,
-    convert_command,
-    compare,
-    plan_command,
-    simulate_command,
-    sweep_command,
-    calibrate,
-    validate,
-    tune_command,
-    study_command,
-    figures_command,
-    report_command,
-):
-    main.add_command(_command)
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ LINES = {
         "zenflow train --model my-model/ --data my_texts/ --grad-accum 8 --offload-sums "
         "--out runs/mine": Elsewhere("tests/experiments/training/run/test_streamed.py"),
         "zenflow simulate --model qwen3-14b --gpu rtx4090 --host-ram 256 --stream --topk-ratio 0 "
-        "--queue-depth 4 --checkpointing --loss chunks --batch-size 8": AS_IT_STANDS,
+        "--queue-depth 1 --checkpointing --loss chunks --batch-size 8": AS_IT_STANDS,
         "zenflow plan --model qwen2.5-7b --gpu rtx4090 --host-ram 512 --batch-size 8":
             Elsewhere("tests/experiments/commands/test_plan.py"),
     },
@@ -130,6 +130,11 @@ LINES = {
             Scaled(added=f"{SMALL} --steps 4"),
         "zenflow train --config ds_config.json --data my_texts/ --out runs/from-deepspeed":
             Scaled(added=f"{SMALL} --steps 4"),
+    },
+    "docs/guides/commands.md": {
+        "zenflow plan --list gpus": AS_IT_STANDS,
+        "zenflow plan --model llama-3.1-8b --gpu rtx4090 --host-ram 128 --json":
+            Elsewhere("tests/experiments/commands/test_plan.py"),
     },
     "docs/guides/predict.md": {
         "zenflow plan --model meta-llama/Llama-3.1-8B --gpu rtx4090 --host-ram 128":

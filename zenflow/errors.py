@@ -24,6 +24,14 @@ class ConfigError(ZenFlowError, ValueError):
     """
 
 
+class NoRoomError(ConfigError):
+    """A machine has no room for what is asked: too little memory or disk, or no setting fits.
+
+    Raised before work begins where sizes are known by then, and by commands where an allocation
+    is refused later.
+    """
+
+
 class GradientError(ZenFlowError):
     """A gradient can't be used: not finite, of another shape, or already released.
 

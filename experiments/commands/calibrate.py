@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from experiments.commands.command import Command
+from experiments.commands.answer import Answer
+from experiments.commands.command import OUTPUT, Command, option
 from experiments.commands.flag_types import (
     KNOWN_FILE,
     KNOWN_FOLDER,
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 _CACHED = 1.5
 """Times the later writes' rate from which on the first ones' is told: a cache has them."""
 _DTYPES = ("float32", "bfloat16")
+_MACHINE, _MEASURED = "Machine", "Measurement"
+"""Headings of the helps."""
 
 
 @click.command(
@@ -37,33 +40,33 @@ _DTYPES = ("float32", "bfloat16")
         "zenflow calibrate --from-trace runs/mine --start mine.json --out refined.json",
     ],
 )
-@click.option("--out", type=NEW_FILE, required=True, help="Where the profile goes, a JSON file.")
-@click.option("--device", default="auto", help="auto, cpu or cuda.")
-@click.option(
-    "--dtype", type=click.Choice(_DTYPES), help="Default: float32 on a CPU, else bfloat16."
-)
-@click.option("--link-gbps", type=LinkRates(), help="Emulated link of a CPU in GB/s.")
-@click.option("--host-threads", type=click.IntRange(min=1), help="Threads of the host update.")
-@click.option(
-    "--turns", type=click.IntRange(min=1), default=4, show_default=True, help="Of each short run."
-)
-@click.option(
-    "--from-trace",
-    "traces",
-    type=click.Path(path_type=Path, exists=True),
-    multiple=True,
-    help="Refine on this run's directory in place of short runs; may be given several times.",
-)
-@click.option(
-    "--drive",
-    type=click.Path(path_type=Path, file_okay=False),
+@option("--out", type=NEW_FILE, required=True, section=OUTPUT,
+        help="Where the profile goes, a JSON file.")  # fmt: skip
+@option("--device", default="auto", show_default=True, section=_MACHINE,
+        help="auto, cpu or cuda.")  # fmt: skip
+@option("--dtype", type=click.Choice(_DTYPES), section=_MACHINE,
+        help="Of parameters; default: float32 on a CPU, else bfloat16.")  # fmt: skip
+@option("--link-gbps", type=LinkRates(), section=_MACHINE,
+        help="Emulated link of a CPU in GB/s.")  # fmt: skip
+@option("--host-threads", type=click.IntRange(min=1), section=_MACHINE,
+        help="Threads of the host update; default: all cores.")  # fmt: skip
+@option("--turns", type=click.IntRange(min=1), default=4, show_default=True, section=_MEASURED,
+        help="Turns of each short run.")  # fmt: skip
+@option(
+    "--drive", type=click.Path(path_type=Path, file_okay=False), section=_MEASURED,
     help="Measure the drive of this folder too, by a file of 2 GiB, for states on a drive.",
-)
-@click.option("--start", type=KNOWN_FILE, help="With --from-trace: the profile to refine.")
-def calibrate(**flags: Any) -> None:
+)  # fmt: skip
+@option(
+    "--from-trace", "traces", type=click.Path(path_type=Path, exists=True), multiple=True,
+    section=_MEASURED,
+    help="Refine on this run's directory in place of short runs; may be given several times.",
+)  # fmt: skip
+@option("--start", type=KNOWN_FILE, section=_MEASURED,
+        help="With --from-trace: the profile to refine.")  # fmt: skip
+def calibrate(**flags: Any) -> Answer:
     """Measure this machine in minutes and write its hardware profile."""
     from experiments.calibration.drive import check_drive
-    from sim.hardware.file import write_profile
+    from sim.hardware.file import content_of, write_profile
 
     if flags["drive"] is not None:
         check_drive(flags["drive"])
@@ -80,9 +83,12 @@ def calibrate(**flags: Any) -> None:
     if flags["drive"] is not None:
         profile = _with_drive(profile, flags["drive"])
     write_profile(profile, flags["out"])
-    click.echo(
-        f"profile: {flags['out']}; use it as in zenflow simulate --profile {flags['out']}, or let "
-        f"zenflow train --auto --profile {flags['out']} start from it"
+    return Answer(
+        record={"file": str(flags["out"]), "profile": content_of(profile)},
+        show=lambda: click.echo(
+            f"profile: {flags['out']}; use it as in zenflow simulate --profile {flags['out']}, or "
+            f"let zenflow train --auto --profile {flags['out']} start from it"
+        ),
     )
 
 
@@ -132,27 +138,27 @@ def _from_traces(flags: dict[str, Any]) -> HardwareProfile:
         "zenflow validate --profile mine.json --out runs/validation",
     ],
 )
-@click.option(
-    "--profile",
-    type=KNOWN_FILE,
-    help="What zenflow calibrate wrote; without it this calibrates first.",
-)
-@click.option("--device", default="auto", help="auto, cpu or cuda.")
-@click.option("--dtype", type=click.Choice(_DTYPES), help="Of parameters.")
-@click.option(
-    "--turns", type=click.IntRange(min=1), default=8, show_default=True, help="Of each run."
-)
-@click.option("--out", type=NEW_FOLDER, help="The record's folder.")
-@click.option("--force", is_flag=True, help="Measure again what is done already.")
-@click.option(
-    "--record", type=KNOWN_FOLDER, help="Measure nothing: predict a record's runs again."
-)
-@click.option("--plot", type=PICTURE, help="With --record: draw it here.")
-def validate(**flags: Any) -> None:
+@option("--profile", type=KNOWN_FILE, section=_MACHINE,
+        help="What zenflow calibrate wrote; without it this calibrates first.")  # fmt: skip
+@option("--device", default="auto", show_default=True, section=_MACHINE,
+        help="auto, cpu or cuda.")  # fmt: skip
+@option("--dtype", type=click.Choice(_DTYPES), section=_MACHINE,
+        help="Of parameters; default: float32 on a CPU, else bfloat16.")  # fmt: skip
+@option("--turns", type=click.IntRange(min=1), default=8, show_default=True, section=_MEASURED,
+        help="Turns of each run.")  # fmt: skip
+@option("--force", is_flag=True, section=_MEASURED,
+        help="Measure again what is done already.")  # fmt: skip
+@option("--record", type=KNOWN_FOLDER, section=_MEASURED,
+        help="Measure nothing: predict a record's runs again.")  # fmt: skip
+@option("--out", type=NEW_FOLDER, section=OUTPUT,
+        help="The record's folder; default: one below evidence/results of a clone.")  # fmt: skip
+@option("--plot", type=PICTURE, section=OUTPUT, help="With --record: draw it here.")
+def validate(**flags: Any) -> Answer:
     """Predict runs that calibrated nothing, and show how far off the predictions are.
 
     This is zenflow study validation with a device, a profile and a folder of choice.
     """
+    from experiments.commands.study_session import code_of, facts
     from experiments.lab.columns import rich
     from experiments.lab.page import FORMER
     from experiments.output.bar import wide_console
@@ -161,15 +167,23 @@ def validate(**flags: Any) -> None:
 
     record = read_validation(flags["record"] or _measured(flags))
     data = record.data(STUDY)
-    for table in STUDY.tables(data):
-        wide_console().print(rich(table))
-    click.echo(STUDY.about(data))
-    if not record.is_of(STUDY):
-        click.echo(FORMER.replace("*", ""))
-    if flags["record"] is None:
-        click.echo(f"record: {record.folder}")
-    elif flags["plot"] is not None:
+    if flags["record"] is not None and flags["plot"] is not None:
         save_figure(STUDY.draw(data), flags["plot"])
+
+    def show() -> None:
+        for table in STUDY.tables(data):
+            wide_console().print(rich(table))
+        click.echo(STUDY.about(data))
+        if not record.is_of(STUDY):
+            click.echo(FORMER.replace("*", ""))
+        if flags["record"] is None:
+            click.echo(f"record: {record.folder}")
+
+    return Answer(
+        record={**facts(record), "is_former": not record.is_of(STUDY)},
+        show=show,
+        code=code_of(record.findings),
+    )
 
 
 def _measured(flags: dict[str, Any]) -> Path:

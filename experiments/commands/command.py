@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import functools
-import signal
-from collections.abc import Callable, Sequence
+import itertools
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
 from typing import Any, TypeVar
 
 import click
 
-from zenflow.errors import ConfigError, ZenFlowError
+from experiments.commands.answer import Answer, Exit
+from experiments.output.files import strict
+from zenflow.errors import ConfigError, NoRoomError, ZenFlowError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-
+OUTPUT = "Output"
+"""Heading of flags on what a command prints and writes."""
 _FLAGS_WERE_RIGHT = "zenflow.flags_were_right"
+_AS_JSON = "zenflow.as_json"
 
 
 def flags_were_right(context: click.Context) -> None:
@@ -25,7 +32,13 @@ def flags_were_right(context: click.Context) -> None:
 class Refusal(click.ClickException):
     """Error of a well-formed command that is refused: for its data, model or machine."""
 
-    exit_code = click.UsageError.exit_code
+    exit_code = Exit.REFUSED
+
+
+class _NoRoom(click.ClickException):
+    """Error of a command for which the machine is too small."""
+
+    exit_code = Exit.NO_ROOM
 
 
 class Flag(click.Option):
@@ -68,10 +81,17 @@ option = functools.partial(click.option, cls=Flag)
 """Decorator of a `Flag`."""
 
 
-class Command(click.Command):
-    """A command whose errors are told as click tells its own.
+def _note_json(context: click.Context, param: click.Parameter, value: bool) -> None:
+    del param
+    context.meta[_AS_JSON] = value
 
-    A setting that can't be is an error of usage, until ``flags_were_right`` is called.
+
+class Command(click.Command):
+    """A command that returns an `Answer`, and whose errors are told as click tells its own.
+
+    ``--json`` is a flag of every command. With that the answer's record alone is written to
+    standard output, and all else goes to standard error. A setting that can't be is an error of
+    usage, until ``flags_were_right`` is called.
     """
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), **how: Any) -> None:
@@ -84,6 +104,13 @@ class Command(click.Command):
         """
         super().__init__(*args, **how)
         self.examples = examples
+        self.params.append(
+            Flag(
+                ["--json"], is_flag=True, expose_value=False, callback=_note_json,
+                section=OUTPUT,
+                help="Print the result as JSON (seconds, bytes), and all else on standard error.",
+            )
+        )  # fmt: skip
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write flags under their headings, in the order in which headings first appear."""
@@ -91,7 +118,7 @@ class Command(click.Command):
         for flag in self.get_params(ctx):
             record = flag.get_help_record(ctx) if isinstance(flag, click.Option) else None
             if record is not None:
-                heading = getattr(flag, "section", "") or "Options"
+                heading = getattr(flag, "section", OUTPUT)
                 sections.setdefault(heading, []).append(record)
         for heading, records in sections.items():
             with formatter.section(heading):
@@ -99,15 +126,20 @@ class Command(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples."""
-        if self.examples:
-            with formatter.section("Examples"):
-                for line in self.examples:
-                    formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+        with formatter.section("Examples"):
+            for line in self.examples:
+                formatter.write(f"{'':{formatter.current_indent}}{line}\n")
 
-    def invoke(self, ctx: click.Context) -> Any:
-        """Carry it out; what is refused leaves with 2, Ctrl-C with 130."""
+    def invoke(self, ctx: click.Context) -> None:
+        """Carry it out, give its answer, and leave with a code of `Exit`."""
+        as_json = ctx.meta.get(_AS_JSON, False)
         try:
-            return super().invoke(ctx)
+            with redirect_stdout(sys.stderr) if as_json else nullcontext():
+                answer: Answer | None = super().invoke(ctx)
+                if answer is not None and not as_json:
+                    answer.show()
+        except NoRoomError as error:
+            raise _NoRoom(str(error)) from error
         except ConfigError as error:
             if ctx.meta.get(_FLAGS_WERE_RIGHT):
                 raise Refusal(str(error)) from error
@@ -120,7 +152,45 @@ class Command(click.Command):
             raise click.ClickException(f"{error.filename}: {error.strerror}") from error
         except KeyboardInterrupt:  # click's own way out says 1, as of any error
             click.echo("\nstopped", err=True)
-            ctx.exit(128 + signal.SIGINT)
+            ctx.exit(Exit.INTERRUPTED)
+        if answer is None:
+            return
+        if as_json and answer.record is not None:
+            click.echo(json.dumps(strict(answer.record), indent=2, allow_nan=False))
+        ctx.exit(answer.code)
+
+
+class Commands(click.Group):
+    """Commands in groups, with their first sentences whole, and the exit codes of all."""
+
+    def __init__(
+        self, *args: Any, groups: Mapping[str, Sequence[click.Command]], **how: Any
+    ) -> None:
+        """Take what click's groups take.
+
+        Args:
+            args: As of click's.
+            groups: Commands by heading, in the order of the help.
+            how: As of click's.
+        """
+        super().__init__(*args, **how)
+        self._groups = groups
+        for command in itertools.chain(*groups.values()):
+            self.add_command(command)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write each group under its heading."""
+        width = max(map(len, self.commands))
+        for heading, commands in self._groups.items():
+            with formatter.section(heading):
+                formatter.write_dl(
+                    [(f"{c.name:{width}}", c.get_short_help_str(limit=200)) for c in commands]
+                )
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the exit codes."""
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(int(code)), code.meaning) for code in Exit])
 
 
 def with_flags(*options: Callable[[Any], Any]) -> Callable[[Function], Function]:

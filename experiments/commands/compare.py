@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from experiments.commands.command import Command
+from experiments.commands.answer import Answer
+from experiments.commands.command import OUTPUT, Command, option
 from experiments.commands.flag_types import PATH, PICTURE
 from experiments.traces.compare import Row, Side, align, compare_sides, load, to_json, warnings
 
@@ -59,17 +59,12 @@ def _step_range(
 )
 @click.argument("a", type=PATH)
 @click.argument("b", type=PATH)
-@click.option("--plot", type=PICTURE, help="Draw both into this picture.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON (seconds, bytes), no table.")
-@click.option(
-    "--steps",
-    metavar="FIRST:LAST",
-    callback=_step_range,
+@option(
+    "--steps", metavar="FIRST:LAST", callback=_step_range, section="Comparison",
     help="Compare these steps, the last included; default: all whole ones.",
-)
-def compare(
-    a: Path, b: Path, plot: Path | None, as_json: bool, steps: tuple[int, int] | None
-) -> None:
+)  # fmt: skip
+@option("--plot", type=PICTURE, section=OUTPUT, help="Draw both into this picture.")
+def compare(a: Path, b: Path, plot: Path | None, steps: tuple[int, int] | None) -> Answer:
     """Compare two traces: what each lane did per step, and how much of it was waiting.
 
     A and B are traces (.json, .json.gz) or directories of runs, each measured or simulated. The
@@ -78,13 +73,10 @@ def compare(
     """
     left, right = align(load(a), load(b), steps)
     rows = compare_sides(left, right)
-    if as_json:
-        click.echo(json.dumps(to_json(left, right, rows), indent=2, allow_nan=False))
-    else:
-        _print(left, right, rows)
     if plot is not None:
         _draw(left, right, plot)
-        click.echo(f"Picture: {plot}", err=as_json)  # standard output is then JSON alone
+        click.echo(f"Picture: {plot}")
+    return Answer(record=to_json(left, right, rows), show=lambda: _print(left, right, rows))
 
 
 def _print(a: Side, b: Side, rows: Sequence[Row]) -> None:

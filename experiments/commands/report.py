@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from experiments.commands.command import Command
+from experiments.commands.answer import Answer
+from experiments.commands.command import OUTPUT, Command, option
 from experiments.commands.flag_types import PATH, OutputFile
 
 _PAGES = (".html", ".htm")
@@ -25,8 +26,9 @@ _LARGE = 5_000_000
 )
 @click.argument("out", type=OutputFile(*_PAGES), metavar="OUT.html")
 @click.argument("inputs", type=PATH, nargs=-1, required=True, metavar="RUN|TRACE|SWEEP...")
-@click.option("--title", default="zenflow report", show_default=True, help="Above the page.")
-def report_command(out: Path, inputs: tuple[Path, ...], title: str) -> None:
+@option("--title", default="zenflow report", show_default=True, section=OUTPUT,
+        help="Words above the page.")  # fmt: skip
+def report_command(out: Path, inputs: tuple[Path, ...], title: str) -> Answer:
     """Write one page that shows runs, traces and sweeps, and opens offline.
 
     RUN is a directory of `zenflow train` (a run, or a comparison), TRACE a .json or .json.gz that
@@ -49,4 +51,7 @@ def report_command(out: Path, inputs: tuple[Path, ...], title: str) -> None:
         click.echo(f"Note: {note}", err=True)
     if size > _LARGE:
         click.echo("Note: the page is large: give it fewer inputs at once", err=True)
-    click.echo(f"Page: {out} ({size / 1e6:.2f} MB)")
+    return Answer(
+        record={"page": str(out), "bytes": size, "notes": contents.notes},
+        show=lambda: click.echo(f"Page: {out} ({size / 1e6:.2f} MB)"),
+    )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from experiments.commands.command import Command, with_flags
+from experiments.commands.answer import Answer, Exit
+from experiments.commands.command import OUTPUT, Command, option, with_flags
 from experiments.commands.flag_types import NEW_FOLDER, PATH, FlagType
 from experiments.output.target import check_folder
 from zenflow.errors import ConfigError
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 OUT = Path("runs") / "studies"
 FIGURES = Path("runs") / "figures"
 _PARTIAL = ".partial"
-_STOPPED = 130
+_WORK, _INPUT, _EXTENT = "What is done", "Input", "Extent"
+"""Headings of the helps."""
 _OF_SOME_STUDIES = ("data_dir", "dataset", "model")
 
 
@@ -40,16 +41,19 @@ class _Seeds(FlagType):
 
 
 _common = with_flags(
-    click.option("--smoke", is_flag=True, help="Seconds: that it works, not what it shows."),
-    click.option("--force", is_flag=True, help="Make again what is done already."),
-    click.option("--check", "checks", is_flag=True, help="Compare with the committed records."),
-    click.option("--list", "lists", is_flag=True, help="Say what there is."),
-    click.option("--workers", type=click.IntRange(1), default=1, show_default=True,
-                 help="Cells at a time, where none is timed."),
-    click.option("--data-dir", type=PATH,
-                 help="Folder of texts: train.tsv and test.tsv (sentences, tab, 0 or 1), or such "
-                 "folders; a study that wants others names them."),
-    click.option("--model", help="Pretrained model: a directory, a hub name, package:NAME."),
+    option("--list", "lists", is_flag=True, section=_WORK, help="Say what there is."),
+    option("--check", "checks", is_flag=True, section=_WORK,
+           help="Compare with the committed records; exit code 4 where something differs."),
+    option("--force", is_flag=True, section=_WORK, help="Make again what is done already."),
+    option("--smoke", is_flag=True, section=_EXTENT,
+           help="Seconds: that it works, not what it shows."),
+    option("--workers", type=click.IntRange(1), default=1, show_default=True, section=_EXTENT,
+           help="Cells at a time, where none is timed."),
+    option("--data-dir", type=PATH, section=_INPUT,
+           help="Folder of texts: train.tsv and test.tsv (sentences, tab, 0 or 1), or such "
+           "folders; a study that wants others names them."),
+    option("--model", section=_INPUT,
+           help="Pretrained model: a directory, a hub name, package:NAME."),
 )  # fmt: skip
 """Flags that both commands have."""
 
@@ -63,34 +67,35 @@ _common = with_flags(
     ],
 )
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--seeds", type=_Seeds(), help="Seeds, as in 0,1,2; default: the study's own.")
-@click.option(
-    "--record", type=NEW_FOLDER, default=OUT, show_default=True,
-    help="One folder a study goes here: its record.",
-)  # fmt: skip
-@click.option(
-    "--keep", type=NEW_FOLDER,
-    help="Where cells are kept until the record is there; default: beside the records.",
-)  # fmt: skip
-@click.option(
-    "--minutes", type=click.FloatRange(min=0, min_open=True),
+@_common
+@option("--dataset", section=_INPUT, help="In place of --data-dir a data set of the hub.")
+@option("--seeds", type=_Seeds(), section=_EXTENT,
+        help="Seeds, as in 0,1,2; default: the study's own.")  # fmt: skip
+@option(
+    "--minutes", type=click.FloatRange(min=0, min_open=True), section=_EXTENT,
     help="Begin no other cell of a study after so long: the record has those that are there.",
 )  # fmt: skip
-@click.option("--dataset", help="In place of --data-dir a data set of the hub.")
-@_common
+@option(
+    "--record", type=NEW_FOLDER, default=OUT, show_default=True, section=OUTPUT,
+    help="One folder a study goes here: its record.",
+)  # fmt: skip
+@option(
+    "--keep", type=NEW_FOLDER, section=OUTPUT,
+    help="Where cells are kept until the record is there; default: beside the records.",
+)  # fmt: skip
 def study_command(
     names: tuple[str, ...], record: Path, keep: Path | None, lists: bool, **flags: Any
-) -> None:
+) -> Answer:
     """Make studies: those that are named, a group such as paper, or all.
 
     Each leaves a record: its rows, findings with verdicts, tables and a picture. Cells that are
     there already are not made again, so after an interruption the same command goes on.
     --check derives the findings of the committed records again; a study that is named and needs
-    no measurement is made for it.
+    no measurement is made for it. Exit code 4: a claim does not hold, or a record differs.
     """
     if not names and not lists and not flags["checks"]:
         raise ConfigError("name studies, or say all: --list shows what there is")
-    _carry_out(names, record, keep, lists=lists, **flags)
+    return _carry_out(names, record, keep, lists=lists, **flags)
 
 
 @click.command(
@@ -101,31 +106,27 @@ def study_command(
     ],
 )
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option(
-    "--out",
-    type=NEW_FOLDER,
-    default=FIGURES,
-    show_default=True,
-    help="One folder a figure goes here.",
-)
 @_common
-def figures_command(names: tuple[str, ...], seed: int, out: Path, **flags: Any) -> None:
+@option("--seed", type=click.IntRange(min=0), default=0, show_default=True, section=_EXTENT,
+        help="Seed of all figures that train.")  # fmt: skip
+@option("--out", type=NEW_FOLDER, default=FIGURES, show_default=True, section=OUTPUT,
+        help="One folder a figure goes here.")  # fmt: skip
+def figures_command(names: tuple[str, ...], seed: int, out: Path, **flags: Any) -> Answer:
     """Make figures of the ZenFlow paper again: all of them, or those that are named.
 
     Each leaves a record and a picture, and says which of the paper's claims hold. What is done
     already is left alone; after an interruption the same command goes on. --check compares with
     the committed records: figures that need no measurement are made for it, of others those in
-    --out are taken.
+    --out are taken. Exit code 4: a claim does not hold, or a record differs.
     """
     from experiments.lab.catalogue import PAPER
 
-    _carry_out(names, out, None, group=PAPER, seeds=(seed,), dataset=None, **flags)
+    return _carry_out(names, out, None, group=PAPER, seeds=(seed,), dataset=None, **flags)
 
 
 def _carry_out(
     names: Sequence[str], out: Path, keep: Path | None, *, group: str | None = None, **flags: Any
-) -> None:
+) -> Answer:
     from rich.console import Console
 
     from experiments.commands.study_session import Session
@@ -148,24 +149,25 @@ def _carry_out(
         console=console,
     )  # fmt: skip
     if flags["lists"]:
-        session.list(studies)
-        return
+        return session.list(studies)
     if not flags["checks"]:
         _refuse_unused(studies, names, scope)
         check_folder(out)
     try:
         with ended_like_ctrl_c():
-            sys.exit(session.check(studies) if flags["checks"] else session.make_all(studies))
+            return session.check(studies) if flags["checks"] else session.make_all(studies)
     except (KeyboardInterrupt, click.Abort):
         console.print(
             f"Stopped. What is done is kept in {session.keep}: the same command goes on.",
             markup=False,
         )
-        sys.exit(_STOPPED)
+        return Answer(
+            record={"studies": session.told, "kept": str(session.keep)}, code=Exit.INTERRUPTED
+        )
 
 
 def _refuse_unused(studies: Sequence[Study], names: Sequence[str], scope: Scope) -> None:
-    for option in _OF_SOME_STUDIES:
-        if getattr(scope, option) is not None and not any(option in s.uses for s in studies):
-            flag = "--" + option.replace("_", "-")
+    for name in _OF_SOME_STUDIES:
+        if getattr(scope, name) is not None and not any(name in s.uses for s in studies):
+            flag = "--" + name.replace("_", "-")
             raise ConfigError(f"{flag} is of no use to {', '.join(names)}: leave it out")

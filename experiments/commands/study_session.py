@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,15 +14,34 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from experiments.commands.answer import Answer, Exit
 from experiments.lab import check
 from experiments.lab import record as records
 from experiments.lab.columns import rich
-from experiments.lab.finding import Verdict
+from experiments.lab.finding import Finding, Verdict
 from experiments.lab.page import PICTURE
 from experiments.lab.record import Record
 from experiments.lab.runner import Runner
 from experiments.lab.study import NeedsInputError, Scope, Study
-from zenflow.errors import ConfigError, ZenFlowError
+from zenflow.errors import ConfigError, NoRoomError, ZenFlowError
+
+_GRAVITY = (Exit.FAULT, Exit.REFUSED, Exit.NO_ROOM, Exit.NOT_SO, Exit.DONE)
+"""Codes of several studies: the first of them that some study has is the command's."""
+
+
+def facts(record: Record) -> dict[str, Any]:
+    """Return a record as ``--json`` has it: its place and its findings with their verdicts."""
+    return {
+        "study": record.name,
+        "record": str(record.folder),
+        "seconds": record.header["seconds"],
+        "findings": [finding.to_dict() for finding in record.findings],
+    }
+
+
+def code_of(findings: Iterable[Finding]) -> Exit:
+    """Return the exit code that findings call for."""
+    return Exit.NOT_SO if any(f.verdict is Verdict.FAILS for f in findings) else Exit.DONE
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,33 +66,62 @@ class Session:
     """Group that is left out of names and folders."""
     console: Console
     """Console for all messages."""
-    failed: list[str] = field(default_factory=list)
-    """Names of the studies that failed or differ."""
+    failed: dict[str, Exit] = field(default_factory=dict)
+    """Codes of the studies that failed or differ, by name."""
+    told: list[dict[str, Any]] = field(default_factory=list)
+    """Facts on each study, as ``--json`` has them."""
 
-    def list(self, studies: Sequence[Study]) -> None:
-        """List the studies, and which of them are made."""
+    def list(self, studies: Sequence[Study]) -> Answer:
+        """Return a list of the studies, and which of them are made."""
+        rows = [
+            {
+                "name": self._name(study),
+                "title": study.title,
+                "minutes": study.minutes,
+                "number": study.number,
+                "is_made": (self._folder(study) / records.RECORD).is_file(),
+            }
+            for study in studies
+        ]
         width = max(len(self._name(study)) for study in studies)
-        for study in studies:
-            number = "" if study.number is None else f"{study.number}."
-            made = "  made" if (self._folder(study) / records.RECORD).is_file() else ""
-            text = f"{self._name(study):<{width}} {study.title} (~{study.minutes:g} min){made}"
-            self._say(f"{number:>4} {text}")
 
-    def make_all(self, studies: Sequence[Study]) -> int:
-        """Make the missing studies, print their findings, and return the exit code."""
+        def show() -> None:
+            for row in rows:
+                number = "" if row["number"] is None else f"{row['number']}."
+                made = "  made" if row["is_made"] else ""
+                text = f"{row['name']:<{width}} {row['title']} (~{row['minutes']:g} min){made}"
+                self._say(f"{number:>4} {text}")
+
+        return Answer(record={"studies": rows}, show=show)
+
+    def make_all(self, studies: Sequence[Study]) -> Answer:
+        """Make the missing studies, print their findings, and return them.
+
+        The exit code says too whether a claim does not hold, but for a smoke run's.
+        """
         found: list[Record] = []
         for place, study in enumerate(studies, 1):
             record = self._make(study, f"{place}/{len(studies)}" if len(studies) > 1 else "")
             if record is not None:
                 found.append(record)
+                self.told.append(facts(record))
                 if len(studies) == 1:
                     for table in study.tables(record.data(study)):
                         self.console.print(rich(table))
         self._sum_up(found)
-        return 1 if self.failed else 0
+        claims = code_of(f for record in found for f in record.findings)
+        return self._answer(Exit.DONE if self.scope.smoke else claims)
 
-    def check(self, studies: Sequence[Study]) -> int:
-        """Compare with the committed records and return the exit code."""
+    def _answer(self, code: Exit) -> Answer:
+        codes = {code, *self.failed.values()}
+        failed = {name: int(code) for name, code in self.failed.items()}
+        return Answer(
+            record={"studies": self.told, "failed": failed},
+            code=next(code for code in _GRAVITY if code in codes),
+        )
+
+    def check(self, studies: Sequence[Study]) -> Answer:
+        """Compare with the committed records, and return what differs."""
         found: list[Record] = []
         for study in studies:
             name = self._name(study)
@@ -92,10 +140,11 @@ class Session:
             for line in lines:
                 self._say(f"    {line}")
             if lines:
-                self.failed.append(name)
+                self.failed[name] = Exit.NOT_SO
+            self.told.append({**facts(kept), "check": how, "differences": lines})
             found.append(kept)
         self._sum_up(found)
-        return 1 if self.failed else 0
+        return self._answer(Exit.DONE)
 
     def _fresh(self, study: Study) -> Record | None:
         """Return a record made here; now, if the study measures nothing and was asked for."""
@@ -118,10 +167,14 @@ class Session:
             return self._stand_in(study, label, error)
         except click.Abort:  # an Exception to Python, but it stops all studies
             raise
+        except NoRoomError as error:
+            self._fail(study, label, str(error), Exit.NO_ROOM)
+        except ConfigError as error:
+            self._fail(study, label, str(error), Exit.REFUSED)
         except (ZenFlowError, OSError) as error:
-            self._fail(study, label, str(error))
+            self._fail(study, label, str(error), Exit.FAULT)
         except Exception as error:  # noqa: BLE001  (others are made; the exit code tells of it)
-            self._fail(study, label, f"{type(error).__name__}: {error}")
+            self._fail(study, label, f"{type(error).__name__}: {error}", Exit.FAULT)
             self.console.print(traceback.format_exc(), markup=False)
         return None
 
@@ -161,13 +214,13 @@ class Session:
             self._say(f"{label}: the committed record; to make it anew: {error}")
             return records.put(self._folder(study), study, kept.header, kept.rows)
         if self.named:
-            self._fail(study, label, str(error))
+            self._fail(study, label, str(error), Exit.REFUSED)
         else:
             self._say(f"{label}: left out: {error}")
         return None
 
-    def _fail(self, study: Study, label: str, text: str) -> None:
-        self.failed.append(self._name(study))
+    def _fail(self, study: Study, label: str, text: str, code: Exit) -> None:
+        self.failed[self._name(study)] = code
         self._say(f"{label}: failed: {text}")
 
     def _sum_up(self, found: Sequence[Record]) -> None:

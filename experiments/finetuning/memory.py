@@ -118,7 +118,7 @@ def expect(run: Placed, folder: Path, *, has_one: bool) -> ExpectedMemory:
         has_one: Whether one is there already.
 
     Raises:
-        CheckpointError: The disk has no room for checkpoints.
+        NoRoomError: The disk has no room for checkpoints.
     """
     settings, weights = run.settings, run.weights
     engine = memory_of_engine(run.model, settings.config)
@@ -170,7 +170,7 @@ def check(placed: Placed) -> None:
     """Refuse a run whose optimizer and weights can't have the memory that they take for sure.
 
     Raises:
-        ConfigError: Host or device have not as much.
+        NoRoomError: Host or device have not as much.
     """
     run, config = placed.settings.run, placed.settings.config
     if not run.memory_check:

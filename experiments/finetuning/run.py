@@ -61,7 +61,8 @@ def fine_tune(
 
     Raises:
         ConfigError: Model, data or machine don't go together; nothing has been trained then.
-        CheckpointError: There is no checkpoint, none fits the disk, or the data has changed.
+        CheckpointError: There is no checkpoint, or the data has changed.
+        NoRoomError: Memory or disk is too small.
     """
     _quiet()
     checkpoint = last_checkpoint(folder) if resume else None

@@ -15,7 +15,7 @@ from experiments.finetuning.settings import FineTuning
 from experiments.finetuning.template import Templated
 from experiments.training.parts.models.named import find_model, has_weights
 from experiments.training.run.saved.pace import COMPACT_STEPS, SavePace
-from zenflow.errors import ConfigError
+from zenflow.errors import ConfigError, NoRoomError
 from zenflow.integrations.transformers import ZenFlowTrainerMixin
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -180,6 +180,7 @@ def make_trainer(
 
     Raises:
         ConfigError: TRL or the mixin refuse a setting.
+        NoRoomError: The host has too little memory.
     """
     run = settings.run
     options: dict[str, Any] = {"offload_sums": run.offload_sums, "drive_tbw": run.drive_tbw}
@@ -198,7 +199,9 @@ def make_trainer(
             state_dir=run.state_dir,
             optimizer_options=options,
         )
-    except (ValueError, MemoryError) as error:
+    except MemoryError as error:
+        raise NoRoomError(str(error)) from error
+    except ValueError as error:
         raise ConfigError(str(error)) from error
     for callback in _LEFT_OUT:  # another shows the run
         trainer.remove_callback(callback)

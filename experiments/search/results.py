@@ -74,7 +74,7 @@ def write_results(result: TuneResult, settings: Mapping[str, Any], folder: Path)
     if result.best:
         write_text(folder / "best.toml", best_toml(result, settings))
     write_text(folder / "trials.csv", trials_csv(result))
-    write_json(folder / "summary.json", _summary(result))
+    write_json(folder / "summary.json", record_of(result))
     save_figure(draw_importance(result), folder / "importance.png")
     if result.candidates:
         save_figure(draw_found(result), folder / "pareto.png")
@@ -118,7 +118,8 @@ def _row(candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def _summary(result: TuneResult) -> dict[str, Any]:
+def record_of(result: TuneResult) -> dict[str, Any]:
+    """Return a study's outcome as JSON values: summary.json."""
     task = result.task
     return {
         "study": task.study_name,

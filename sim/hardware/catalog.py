@@ -52,6 +52,19 @@ def names(kind: str) -> list[str]:
     return list(_entries(kind))
 
 
+def title_of(kind: str, name: str) -> str:
+    """Return the maker's name of a part or a machine.
+
+    Raises:
+        ConfigError: There is none of the name; the nearest names are given.
+
+    Examples:
+        >>> title_of("device", "rtx4090")
+        'NVIDIA GeForce RTX 4090 24 GB'
+    """
+    return str(_lookup(kind, name)[1]["title"])
+
+
 def find_device(name: str) -> Device:
     """Return a device by name.
 

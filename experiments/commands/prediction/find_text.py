@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sim.memory.chance import LIKELY
 
@@ -38,6 +38,29 @@ def find_text(sweep: Sweep, column: str, rate: float, found: Cheapest) -> Iterat
         f"{found.looked_at} of {sweep.num_points} points were planned; nothing was measured. "
         "`zenflow plan` with a point's values says more, and what to run."
     )
+
+
+def found_record(sweep: Sweep, column: str, rate: float, found: Cheapest) -> dict[str, Any]:
+    """Return an answer as JSON values, with the arguments of `find_text`."""
+
+    def point(one: FoundPoint | None) -> dict[str, Any] | None:
+        if one is None:
+            return None
+        return {
+            "point": sweep.values(one.point),
+            "cost": one.cost,
+            "option": one.option.to_dict(),
+        }
+
+    return {
+        "column": column,
+        "tokens_per_second": rate,
+        "found": point(found.found),
+        "riskier": point(found.riskier),
+        "fastest": found.fastest and found.fastest.to_dict(),
+        "points_looked_at": found.looked_at,
+        "num_points": sweep.num_points,
+    }
 
 
 def _point(sweep: Sweep, found: FoundPoint) -> str:

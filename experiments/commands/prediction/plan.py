@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from experiments.commands.command import Command, given, option
+from experiments.commands.answer import Answer, Exit
+from experiments.commands.command import OUTPUT, Command, given, option
 from experiments.commands.flag_types import COUNT, Memory, Positive
+from experiments.commands.prediction.listing import LISTS, listed
 from experiments.commands.prediction.request_flags import draws_flag, request_flags
 from experiments.commands.setting_flags import setting_flag
-from experiments.output.files import strict
 from experiments.output.patience import Patience
 from experiments.request.hardware import hardware_of
 from experiments.request.request import Request
@@ -39,10 +38,10 @@ _NOT_ASKED = (
     examples=[
         "zenflow plan --model Qwen/Qwen2.5-0.5B --gpu rtx4090",
         "zenflow plan --model llama-2-7b --gpu rtx4090 --tokens 10M --usd-per-hour 0.4",
+        "zenflow plan --list gpus",
     ],
 )
 @request_flags(
-    requires=["model"],
     without=_NOT_ASKED,
     defaults={"checkpointing": "all and none are compared"},
 )
@@ -69,10 +68,10 @@ _NOT_ASKED = (
         help="Price of the machine, to say what training costs.")  # fmt: skip
 @setting_flag(settings_of(TrainSettings)["drive_tbw"], section="Machine")
 @option("--data", section="Training", help="Your data, for the command that is printed.")
-@option("--json", "as_json", is_flag=True, section="Output",
-        help="Print JSON (seconds, bytes), no text.")  # fmt: skip
+@option("--list", "kind", type=click.Choice(tuple(LISTS)), section=OUTPUT,
+        help="List the names that are known, and plan nothing.")  # fmt: skip
 @click.pass_context
-def plan_command(context: click.Context, /, **flags: Any) -> None:
+def plan_command(context: click.Context, /, **flags: Any) -> Answer:
     """Say which setting to use on a machine, how fast it would be, and the command that runs it.
 
     --batch-size times --grad-accum is what a step takes on each device; how it is cut into
@@ -81,7 +80,7 @@ def plan_command(context: click.Context, /, **flags: Any) -> None:
     predictions for a steady state, as `zenflow simulate` makes them.
 
     What is recommended fits with a chance of at least 90%. Where nothing is that likely, the
-    likeliest setting is shown with a warning. Exit code 1: nothing fits.
+    likeliest setting is shown with a warning. Exit code 3: nothing fits.
     """
     from experiments.commands.prediction.plan_accuracy import evidence_of
     from experiments.commands.prediction.plan_run import Wishes, run_command
@@ -89,6 +88,10 @@ def plan_command(context: click.Context, /, **flags: Any) -> None:
     from sim.simulate import STRATEGIES
     from zenflow.config import PRESETS
 
+    if flags["kind"] is not None:
+        return listed(flags["kind"])
+    if flags["model"] is None:
+        raise ConfigError("a plan needs a model: give --model (--list models has names)")
     request = as_traced(Request.of(flags), given(context))
     if request.options and not flags["systems"]:
         raise ConfigError("--float32-master is about other systems: give --systems as well")
@@ -118,22 +121,22 @@ def plan_command(context: click.Context, /, **flags: Any) -> None:
         usd_per_hour=flags["usd_per_hour"],
         drive_tbw=flags["drive_tbw"],
     )
-    if flags["as_json"]:
-        command = run_command(found, wishes)
-        shown = found.shown and evidence_of(found.shown, wishes)
-        record = {
-            **found.to_dict(),
-            "evidence": shown and shown.to_dict(),
-            "notes": notes,
-            "command": command,
-            "streamed_command": found.streamed and run_command(found, wishes, found.streamed),
-            "on_drive_command": found.on_drive and run_command(found, wishes, found.on_drive),
-        }
-        click.echo(json.dumps(strict(record), indent=2, allow_nan=False))
-    else:
-        _print(found, notes, wishes)
-    if found.shown is None and found.streamed is None and found.on_drive is None:
-        sys.exit(1)
+    command = run_command(found, wishes)
+    shown = found.shown and evidence_of(found.shown, wishes)
+    record = {
+        **found.to_dict(),
+        "evidence": shown and shown.to_dict(),
+        "notes": notes,
+        "command": command,
+        "streamed_command": found.streamed and run_command(found, wishes, found.streamed),
+        "on_drive_command": found.on_drive and run_command(found, wishes, found.on_drive),
+    }
+    fits = any((found.shown, found.streamed, found.on_drive))
+    return Answer(
+        record=record,
+        show=lambda: _print(found, notes, wishes),
+        code=Exit.DONE if fits else Exit.NO_ROOM,
+    )
 
 
 def _print(plan: Plan, notes: list[str], wishes: Any) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from experiments.commands.command import Command, given, option
+from experiments.commands.answer import Answer, Exit
+from experiments.commands.command import OUTPUT, Command, given, option
 from experiments.commands.flag_types import NEW_FILE, PICTURE
 from experiments.commands.prediction.request_flags import draws_flag, request_flags
 from experiments.commands.training.train_flags import given_flags, knob_flags
@@ -49,15 +49,14 @@ _MOST_PARTS = 5
 @option("--pageable", is_flag=True, section="Prediction", help="Copy buffers that are not pinned.")
 @draws_flag(0)
 @option("--seed", type=int, default=0, section="Prediction", help="Seed of the draws.")
-@option(
-    "--json", "as_json", is_flag=True, section="Output",
-    help="Print JSON (seconds, bytes), no table.",
-)  # fmt: skip
-@option("--trace", type=NEW_FILE, section="Output", help="Write a Chrome trace (.gz too).")
-@option("--plot", type=PICTURE, section="Output", help="Draw the timeline.")
+@option("--trace", type=NEW_FILE, section=OUTPUT, help="Write a Chrome trace (.gz too).")
+@option("--plot", type=PICTURE, section=OUTPUT, help="Draw the timeline.")
 @click.pass_context
-def simulate_command(context: click.Context, /, **flags: Any) -> None:
-    """Predict a step: time, stall, bytes, lanes, memory, and its timeline."""
+def simulate_command(context: click.Context, /, **flags: Any) -> Answer:
+    """Predict a step: time, stall, bytes, lanes, memory, and its timeline.
+
+    A step that does not fit the machine is predicted too, and the exit code is 3.
+    """
     request = as_traced(Request.of(flags), given(context))
     hardware, _ = hardware_of(request)
     workload = workload_of(request, hardware)
@@ -71,10 +70,11 @@ def simulate_command(context: click.Context, /, **flags: Any) -> None:
         _described(prediction.timeline, workload, hardware).write(flags["trace"])
     if flags["plot"] is not None:
         _draw(prediction, hardware, flags["plot"])
-    if flags["as_json"]:
-        click.echo(json.dumps(_record(prediction, notes, hardware, memory, interval), indent=2))
-    else:
-        click.echo(_text(prediction, notes, hardware, memory, interval))
+    return Answer(
+        record=_record(prediction, notes, hardware, memory, interval),
+        show=lambda: click.echo(_text(prediction, notes, hardware, memory, interval)),
+        code=Exit.NO_ROOM if memory.fits(hardware) else Exit.DONE,
+    )
 
 
 def _described(timeline: Timeline, workload: Workload, hardware: HardwareProfile) -> Timeline:

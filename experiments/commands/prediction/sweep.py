@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from experiments.commands.command import Command, given, option
+from experiments.commands.answer import Answer, Exit
+from experiments.commands.command import OUTPUT, Command, given, option
 from experiments.commands.flag_types import NEW_FOLDER, Positive
 from experiments.commands.prediction.request_flags import request_flags
 from experiments.commands.training.train_flags import given_flags, knob_flags
@@ -28,20 +27,25 @@ if TYPE_CHECKING:
 _SHOWN = 5
 
 
-def _all_axes(context: click.Context, parameter: click.Parameter, value: bool) -> None:
-    """Print every axis and leave."""
-    del parameter
-    if not value or context.resilient_parsing:
-        return
+def _all_axes(context: click.Context) -> Answer:
+    """Return every axis with its meaning."""
     from experiments.sweeps.axes.kinds import KINDS
 
-    formatter = context.make_formatter()
-    for kind in KINDS.values():
-        words = f"; one of {', '.join(kind.known)}" if kind.known else ""
-        formatter.write_dl([(f"{kind.name:<21}", kind.meaning + words)])
-    click.echo(formatter.getvalue(), nl=False)
-    click.echo("and any figure of a profile by its dotted name, such as link.latency, in SI units")
-    context.exit()
+    def show() -> None:
+        formatter = context.make_formatter()
+        for kind in KINDS.values():
+            words = f"; one of {', '.join(kind.known)}" if kind.known else ""
+            formatter.write_dl([(f"{kind.name:<21}", kind.meaning + words)])
+        click.echo(formatter.getvalue(), nl=False)
+        click.echo(
+            "and any figure of a profile by its dotted name, such as link.latency, in SI units"
+        )
+
+    axes = [
+        {"name": kind.name, "meaning": kind.meaning, "known": list(kind.known)}
+        for kind in KINDS.values()
+    ]
+    return Answer(record={"axes": axes}, show=show)
 
 
 def _moved(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
@@ -68,24 +72,21 @@ def _moved(context: click.Context, parameter: click.Parameter, value: str | None
     help="An axis, as in gpu=rtx4090,h100 or S=1,2,4 or dram=50:400:50 (steps of 50) or "
     "dram=50:400:x2 (times 2). Give one for each axis.",
 )  # fmt: skip
-@option(
-    "--axes", "list_axes", is_flag=True, is_eager=True, expose_value=False, callback=_all_axes,
-    section="Grid", help="List all axes.",
-)  # fmt: skip
+@option("--axes", "list_axes", is_flag=True, section="Grid", help="List all axes.")
 @option(
     "--study", "--studies", is_flag=False, flag_value="", hidden=True, expose_value=False,
     callback=_moved,
 )  # fmt: skip
 @option(
-    "--out", type=NEW_FOLDER, section="Output",
+    "--out", type=NEW_FOLDER, section=OUTPUT,
     help="Results go here. The same command with the same folder goes on where it ended.",
 )  # fmt: skip
 @option(
-    "--value", default="step_seconds", show_default=True, section="Output",
+    "--value", default="step_seconds", show_default=True, section=OUTPUT,
     help="Column that the picture shows.",
 )  # fmt: skip
 @option(
-    "--price", "prices", multiple=True, metavar="PART=USD", section="Output",
+    "--price", "prices", multiple=True, metavar="PART=USD", section=OUTPUT,
     help="Price of a device, host or link, as in rtx4090=1600; adds a column to the table.",
 )  # fmt: skip
 @option(
@@ -100,23 +101,24 @@ def _moved(context: click.Context, parameter: click.Parameter, value: str | None
 @request_flags()
 @knob_flags
 @click.pass_context
-def sweep_command(context: click.Context, /, **flags: Any) -> None:
+def sweep_command(context: click.Context, /, **flags: Any) -> Answer:
     """Predict a step for every point of a grid: machines, workloads, settings, in any mixture.
 
     Leaves a table (Parquet, and CSV up to 100,000 points), where it comes from, and pictures.
     Points that do not fit in memory are rows that say so. Everything is predicted.
     """
+    if flags["list_axes"]:
+        return _all_axes(context)
     if (flags["find"] is None) != (flags["rate"] is None):
         raise ConfigError("--find and --rate belong together: give both, or neither")
     if flags["find"] is not None:
-        sys.exit(_find(context, flags))
-    if code := _run(context, flags):
-        sys.exit(code)
+        return _find(context, flags)
+    return _run(context, flags)
 
 
-def _find(context: click.Context, flags: Mapping[str, Any]) -> int:
-    """Search the grid, and say what was found; return the exit code."""
-    from experiments.commands.prediction.find_text import find_text
+def _find(context: click.Context, flags: Mapping[str, Any]) -> Answer:
+    """Search the grid, and return what was found."""
+    from experiments.commands.prediction.find_text import find_text, found_record
     from experiments.sweeps.planned import HELD
     from experiments.sweeps.prices import parse_prices
     from experiments.sweeps.search import cheapest
@@ -128,12 +130,15 @@ def _find(context: click.Context, flags: Mapping[str, Any]) -> int:
             sweep, flags["find"], flags["rate"], parse_prices(flags["prices"]),
             holds=HELD & set(given(context)), say=patience.update,
         )  # fmt: skip
-    for line in find_text(sweep, flags["find"], flags["rate"], found):
-        click.echo(line)
-    return 1 if found.found is None else 0
+    lines = list(find_text(sweep, flags["find"], flags["rate"], found))
+    return Answer(
+        record=found_record(sweep, flags["find"], flags["rate"], found),
+        show=lambda: click.echo("\n".join(lines)),
+        code=Exit.NO_ROOM if found.found is None else Exit.DONE,
+    )
 
 
-def _run(context: click.Context, flags: Mapping[str, Any]) -> int:
+def _run(context: click.Context, flags: Mapping[str, Any]) -> Answer:
     from experiments.sweeps.execution.run import run_sweep
     from experiments.sweeps.pictures.outputs import check_value, write_pictures
     from experiments.sweeps.prices import COLUMN, add_prices, parse_prices, unpriced
@@ -159,9 +164,8 @@ def _run(context: click.Context, flags: Mapping[str, Any]) -> int:
                 write_frame(frame, folder)
             files = [*files, *write_pictures(frame, sweep, flags["value"], folder)]
         except KeyboardInterrupt:
-            outcome = replace(outcome, exit_code=128 + signal.SIGINT)
-    _report(outcome, sweep, folder, files)
-    return outcome.exit_code
+            outcome = replace(outcome, exit_code=Exit.INTERRUPTED)
+    return _answer(outcome, sweep, folder, files)
 
 
 def _say_notes(sweep: Sweep) -> None:
@@ -215,14 +219,25 @@ def _sweep(context: click.Context, flags: Mapping[str, Any]) -> Sweep:
     )
 
 
-def _report(outcome: Outcome, sweep: Sweep, folder: Path, files: list[Path]) -> None:
-    from experiments.sweeps.pictures.outputs import summary
+def _answer(outcome: Outcome, sweep: Sweep, folder: Path, files: list[Path]) -> Answer:
+    from experiments.sweeps.pictures.outputs import fastest, summary
+    from experiments.sweeps.table import counted
 
-    click.echo(summary(sweep, outcome.found, shown=_SHOWN))
-    if files:
-        click.echo(f"written to {folder}: {', '.join(file.name for file in files)}")
-    if outcome.exit_code:
-        click.echo(
-            f"stopped with {len(outcome.found)} of {sweep.num_points} points, which are kept: the "
-            f"same command with --out {folder} goes on"
-        )
+    def show() -> None:
+        click.echo(summary(sweep, outcome.found, shown=_SHOWN))
+        if files:
+            click.echo(f"written to {folder}: {', '.join(file.name for file in files)}")
+        if outcome.exit_code:
+            click.echo(
+                f"stopped with {len(outcome.found)} of {sweep.num_points} points, which are kept: "
+                f"the same command with --out {folder} goes on"
+            )
+
+    record = {
+        "folder": str(folder),
+        "files": [file.name for file in files],
+        "num_points": sweep.num_points,
+        "statuses": counted(outcome.found, "status"),
+        "fastest": fastest(sweep, outcome.found, shown=_SHOWN),
+    }
+    return Answer(record=record, show=show, code=outcome.exit_code)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from experiments.commands.answer import Answer, Exit
 from experiments.commands.command import Command, flag_of, given, option
 from experiments.commands.flag_types import NEW_FOLDER, PATH
 from experiments.commands.prediction.request_flags import request_flags
@@ -27,7 +26,7 @@ from experiments.training.settings.field import settings_of
 from experiments.training.settings.paths import located
 from experiments.training.settings.training import TrainSettings
 from zenflow.config import ZenFlowConfig
-from zenflow.errors import ConfigError
+from zenflow.errors import ConfigError, NoRoomError
 
 if TYPE_CHECKING:
     from autotune.constraints import Constraints
@@ -102,7 +101,7 @@ _SIMULATE = {k: v for k, v in _flags_of(request_flags(without=_OTHER)).items() i
 @option("--config", "config_file", type=PATH, section="Input and output",
         help="Settings of the runs, as of `zenflow train`; flags win over it.")  # fmt: skip
 @click.pass_context
-def tune_command(context: click.Context, /, **flags: Any) -> None:
+def tune_command(context: click.Context, /, **flags: Any) -> Answer:
     """Search the knobs of a model on a machine, and write them as a file for `zenflow train`.
 
     What is tuned is said by the flags of `zenflow simulate` (there batches of 4 x 1024 tokens
@@ -110,7 +109,7 @@ def tune_command(context: click.Context, /, **flags: Any) -> None:
     not searched. With a --storage the same command again goes on.
     """
     task, settings = _task(context, flags)
-    from experiments.search.results import run_study  # loads Optuna, which help must not
+    from experiments.search.results import record_of, run_study  # load Optuna, unlike a help
 
     out = flags["out"] or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-tune"
     check_folder(out)
@@ -123,13 +122,17 @@ def tune_command(context: click.Context, /, **flags: Any) -> None:
         result = run_study(
             task, settings, out, num_workers=flags["workers"], timeout=flags["timeout"]
         )
-    except ConfigError as error:
+    except NoRoomError as error:
         remedy = _remedy(context, flags, task)
-        raise ConfigError(f"{error}{remedy} {_planned(context, flags)}".strip()) from error
+        raise NoRoomError(f"{error}{remedy} {_planned(context, flags)}".strip()) from error
+    record = {"folder": str(out), **record_of(result)}
     if result.interrupted:
-        sys.exit(128 + signal.SIGINT)
-    if said := _planned(context, flags):
-        click.echo(said)
+        return Answer(record=record, code=Exit.INTERRUPTED)
+    planned = _planned(context, flags)
+    return Answer(
+        record={**record, "plan": planned or None},
+        show=lambda: click.echo(planned, nl=bool(planned)),
+    )
 
 
 tune_command.params.extend({**_TRAIN, **_SIMULATE}.values())

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from experiments.commands.command import Command
+from experiments.commands.answer import Answer, Exit
+from experiments.commands.command import OUTPUT, Command, option
 from experiments.commands.flag_types import PATH, OutputFile
 from experiments.commands.training.config_file import read_config_file, settle_auto
 from experiments.commands.training.train_flags import DATA, flags_of
@@ -33,16 +34,16 @@ _LONGEST_VALUE = 30
     ],
 )
 @click.argument("source", type=PATH, metavar="DEEPSPEED.json")
-@click.option(
-    "--output",
-    type=OutputFile(".toml", ".json"),
+@option(
+    "--output", type=OutputFile(".toml", ".json"), section=OUTPUT,
     help="Settings for `zenflow train --config`: TOML, or .json.",
-)
-def convert_command(source: Path, output: Path | None) -> None:
+)  # fmt: skip
+def convert_command(source: Path, output: Path | None) -> Answer:
     """Explain each key of a DeepSpeed JSON, and how to train as it says.
 
-    Ends with code 1 if a key would change results and can't be honoured.
+    Ends with code 2 if a key would change results and can't be honoured.
     """
+    from experiments.commands.training.convert_lines import python_lines
     from zenflow.deepspeed.outcomes import read_with_outcomes
 
     # Epochs are counted in steps once the data is known; until then any number is as good.
@@ -50,21 +51,30 @@ def convert_command(source: Path, output: Path | None) -> None:
     _check_kind(source, outcomes)
     refused = [outcome for outcome in outcomes if outcome.kind == "refused"]
     num_keys = sum(outcome.is_in_file for outcome in outcomes)
-    click.echo(f"{source}: {num_keys} keys, {len(refused)} refused\n")
-    for line in _table(outcomes):
-        click.echo(line)
+    lines = [f"{source}: {num_keys} keys, {len(refused)} refused\n", *_table(outcomes)]
+    record: dict[str, Any] = {"keys": [asdict(outcome) for outcome in outcomes]}
     if found is None:
-        click.echo("\nNothing is converted: mend what is refused, then give this command again.")
-        sys.exit(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the table has said it
-        settings, knobs = read_config_file(source, num_gpus=found.num_gpus)
-    if output is not None:
-        _write(output, source, settings, knobs)
-    for line in _answer(found, settings, knobs, output or source):
-        click.echo(line)
-    if output is not None:
-        click.echo(f"\nSettings: {output}")
+        lines += ["\nNothing is converted: mend what is refused, then give this command again."]
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the table has said it
+            settings, knobs = read_config_file(source, num_gpus=found.num_gpus)
+        if output is not None:
+            _write(output, source, settings, knobs)
+        lines += _answer(found, settings, knobs, output or source)
+        record |= {
+            "python": list(python_lines(found)),
+            "command": _command(settings, knobs, output or source),
+            "notes": list(_notes(found)),
+        }
+        if output is not None:
+            record["output"] = str(output)
+            lines += [f"\nSettings: {output}"]
+    return Answer(
+        record=record,
+        show=lambda: click.echo("\n".join(lines)),
+        code=Exit.REFUSED if found is None else Exit.DONE,
+    )
 
 
 def _check_kind(source: Path, outcomes: Sequence[KeyOutcome]) -> None:
@@ -110,14 +120,18 @@ def _answer(
     left = left_to_the_user(found)
     if left:
         yield f"\nThe file leaves to you: {', '.join(left)}."
-    words = flags_of(*settle_auto(settings, knobs))
-    command = ["zenflow", "train", "--data", DATA]
     yield "\nOr (a model and a folder of texts are yours to give):\n"
-    yield "    " + shlex.join([*command, *(["--config", str(file)] if words is None else words)])
+    yield "    " + _command(settings, knobs, file)
     notes = list(_notes(found))
     if notes:
         yield ""
         yield from notes
+
+
+def _command(settings: Mapping[str, Any], knobs: Mapping[str, Any], file: Path) -> str:
+    words = flags_of(*settle_auto(settings, knobs))
+    command = ["zenflow", "train", "--data", DATA]
+    return shlex.join([*command, *(["--config", str(file)] if words is None else words)])
 
 
 def _notes(found: DeepSpeedSettings) -> Iterator[str]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
+from experiments.commands.answer import Answer
 from experiments.commands.command import (
     Command,
     flags_were_right,
@@ -30,7 +29,6 @@ from experiments.finetuning.settings import (
     settle,
     with_dtype,
 )
-from experiments.output.files import strict
 from experiments.training.parts.files.runlock import LOCK, locked
 from experiments.training.parts.models.fine_tuning import written
 from experiments.training.parts.models.named import in_package
@@ -40,7 +38,7 @@ from experiments.training.settings.paths import check_named
 from zenflow.errors import ConfigError
 
 _OWN = written_settings(OwnSettings)
-_MAY_CHANGE = frozenset({"resume", "as_json"})
+_MAY_CHANGE = frozenset({"resume"})
 """Flags beside which a run that goes on takes none: the others decide what it does."""
 _LORA = (
     "LoRA is not what zenflow finetune is for: an adapter's AdamW states are tiny and fit any GPU "
@@ -73,8 +71,6 @@ _flags = with_flags(
     option("--out", type=NEW_FOLDER, section="Run", help="Folder of the model, new or empty."),
     option("--resume", type=KNOWN_FOLDER, section="Run",
            help="Go on with the run in this folder, with its settings."),
-    option("--json", "as_json", is_flag=True, section="Run",
-           help="Print the result as JSON on standard output, and all else on standard error."),
     option("--lora", "--peft", "--qlora", "lora", is_flag=True, expose_value=False, hidden=True,
            callback=_refuse_lora),
     *(setting_flag(item, section="Data, masks and evaluation",
@@ -97,7 +93,7 @@ _flags = with_flags(
 )
 @_flags
 @click.pass_context
-def finetune(context: click.Context, /, **flags: Any) -> None:
+def finetune(context: click.Context, /, **flags: Any) -> Answer:
     """Fine-tune all weights of a language model, with AdamW's states on the host.
 
     Rows are chats (messages), prompts and completions, instructions (instruction, input, output)
@@ -123,8 +119,7 @@ def finetune(context: click.Context, /, **flags: Any) -> None:
             raise ConfigError(
                 f"--out must be new or empty, but {folder} is not: choose another{again}"
             )
-        code = _run(settings, folder, resume=flags["resume"] is not None, as_json=flags["as_json"])
-    sys.exit(code)
+        return _run(settings, folder, resume=flags["resume"] is not None)
 
 
 def _new(context: click.Context, flags: dict[str, Any]) -> tuple[Path, FineTuning]:
@@ -158,17 +153,15 @@ def _resumed(context: click.Context, folder: Path) -> FineTuning:
     return recorded_settings(folder)
 
 
-def _run(settings: FineTuning, folder: Path, *, resume: bool, as_json: bool) -> int:
-    """Run, say how it ended, and return the exit code."""
-    from rich.console import Console
-
+def _run(settings: FineTuning, folder: Path, *, resume: bool) -> Answer:
+    """Run, say how it ended, and return that."""
     from experiments.finetuning.run import fine_tune  # loads torch, which help must not
     from experiments.output.bar import wide_console
     from experiments.output.progress import Reporter
     from experiments.training.run.ending import how_to_load, out_of_memory, stop_notice
     from experiments.training.run.stop import StopRequest
 
-    reporter = Reporter(Console(stderr=True, highlight=False) if as_json else wide_console())
+    reporter = Reporter(wide_console())
     resume_line = shlex.join(["zenflow", "finetune", "--resume", str(folder)])
     with StopRequest(stop_notice(saves=settings.run.checkpoint)) as stop:
         try:
@@ -178,7 +171,8 @@ def _run(settings: FineTuning, folder: Path, *, resume: bool, as_json: bool) -> 
                 raise
             reporter.finish()
             reporter.say(f"Ended at once. If anything was saved, go on with: {resume_line}")
-            return stop.exit_code
+            record = {"folder": str(folder), "stopped": True, "resume": resume_line}
+            return Answer(record=record, code=stop.exit_code)
         except (MemoryError, RuntimeError) as error:
             refused = out_of_memory(error)
             if refused is None:
@@ -188,18 +182,17 @@ def _run(settings: FineTuning, folder: Path, *, resume: bool, as_json: bool) -> 
             reporter.close()
     figures = {**result.figures, "model": None if result.stopped else str(folder)}
     add_result(folder, figures)
-    if as_json:
-        click.echo(json.dumps(strict(figures), indent=2, allow_nan=False))
+    record = {"folder": str(folder), "stopped": result.stopped, **figures}
     if result.stopped:
         name = stop.signal.name if stop.signal else "a signal"
         saved = f"everything is saved. Go on with: {resume_line}"
         if not settings.run.checkpoint:
             saved = "nothing of it can be resumed, as --no-checkpoint asked"
         reporter.say(f"Stopped by {name} after step {figures['steps']}; {saved}")
-        return stop.exit_code
+        return Answer(record={**record, "resume": resume_line}, code=stop.exit_code)
     loss = figures["eval_loss"]
     told = f", held-out loss {loss:.4f}" if loss is not None else ""
     best = f" of {Path(figures['best_checkpoint']).name}" if figures["best_checkpoint"] else ""
     reporter.say(f"{figures['steps']} steps{told}. The model{best} is in {folder}")
     reporter.say(how_to_load(folder))
-    return 0
+    return Answer(record=record)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 import warnings
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from typing import Any
 
 import click
 
+from experiments.commands.answer import Answer
 from experiments.commands.command import Command, flags_were_right, option
 from experiments.commands.flag_types import FILE, KNOWN_FOLDER, PATH
 from experiments.commands.training.config_file import (
@@ -84,14 +84,14 @@ def train(
     config_file: Path | None,
     replay: Path | None,
     **flags: Any,
-) -> None:
+) -> Answer:
     """Train a model and leave its records, trace, picture and checkpoint in a directory.
 
     With nothing given, a small decoder learns this Python's own source code, byte by byte.
     """
     del flags  # read from the context, which knows which of them were given
     with Launched.here().telling_once():
-        sys.exit(_train(context, compare, out, overwrite, resume, config_file, replay))
+        return _train(context, compare, out, overwrite, resume, config_file, replay)
 
 
 def _train(
@@ -102,7 +102,7 @@ def _train(
     resume: Path | None,
     config_file: Path | None,
     replay: Path | None,
-) -> int:
+) -> Answer:
     place = Launched.here()
     if resume is not None:
         elsewhere = {"--out": out, "--config": config_file, "--replay": replay}
@@ -128,13 +128,14 @@ def _train(
                 click.echo(intention(settings))  # at once: torch takes seconds to load
             from experiments.training.run.launch import launch  # loads torch, which help must not
 
-            return launch(
+            code, record = launch(
                 settings,
                 folder,
                 compare=compare,
                 resume=resume is not None,
                 overwrite=overwrite and resume is None,
             )
+            return Answer(record=record if place.rank == 0 else None, code=code)
     except OSError as error:
         raise click.ClickException(_not_written(folder, error)) from error
 

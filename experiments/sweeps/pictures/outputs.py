@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -58,14 +58,20 @@ def summary(sweep: Sweep, found: Batch, *, shown: int) -> str:
     lines = [
         f"{len(found)} of {sweep.num_points} points: {listed or 'none'}. Predicted, not measured."
     ]
-    predicted = found.where(found.columns["status"] == OK)
-    fastest = np.argsort(-predicted.columns["tokens_per_second"], kind="stable")[:shown]
-    for index, row in predicted.where(fastest).rows():
-        point = ", ".join(f"{name}={value}" for name, value in sweep.values(index).items())
+    best = fastest(sweep, found, shown=shown)
+    for row in best:
+        point = ", ".join(f"{name}={value}" for name, value in row["point"].items())
         lines.append(
             f"  {row['step_seconds']:.4g} s a step, {row['tokens_per_second']:,.0f} tokens/s, "
             f"{row['stall_share']:.1%} stalled: {point}"
         )
-    if len(found) and not len(predicted):
+    if len(found) and not best:
         lines.append(f"  none has a prediction; the first says: {found.columns['reason'][0]}")
     return "\n".join(lines)
+
+
+def fastest(sweep: Sweep, found: Batch, *, shown: int) -> list[dict[str, Any]]:
+    """Return the rows of the fastest points that fit, each with its values on the axes."""
+    predicted = found.where(found.columns["status"] == OK)
+    order = np.argsort(-predicted.columns["tokens_per_second"], kind="stable")[:shown]
+    return [{"point": sweep.values(index), **row} for index, row in predicted.where(order).rows()]

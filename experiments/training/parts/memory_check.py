@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from experiments.training.parts.ranks.ranks import ALONE, Ranks
 from sim.memory.engine import EngineMemory, engine_memory
-from zenflow.errors import ConfigError
+from zenflow.errors import NoRoomError
 from zenflow.host.limits import free_bytes
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def check_host_memory(
         beside: Bytes that the run takes beside the optimizer's state.
 
     Raises:
-        ConfigError: There is not as much; the message says how much and what limits it.
+        NoRoomError: There is not as much; the message says how much and what limits it.
     """
     needed = beside + _least_bytes(model, config, on_cpu=on_cpu, ranks=ranks)
     free, limit = free_bytes()
@@ -61,7 +61,7 @@ def check_host_memory(
                     f"; --host-state compact --queue-depth 1 needs {least / 1e9:.1f} GB, and is "
                     "AdamW within rounding"
                 )
-        raise ConfigError(
+        raise NoRoomError(
             f"the optimizer needs {needed / 1e9:.1f} GB of host memory, and {limit} leaves "
             f"{max(0.0, free) / 1e9:.1f} GB: free some, raise the limit, or train a smaller model "
             f"(zenflow plan says what a machine can do){remedy}; --no-memory-check tries it"
@@ -89,7 +89,7 @@ def check_device_memory(
         beside: Bytes that have yet to come there: the model's own.
 
     Raises:
-        ConfigError: Some rank's device has not as much; all ranks raise it.
+        NoRoomError: Some rank's device has not as much; all ranks raise it.
     """
     plan = memory_of_engine(model, config).plan(has_ring=True)
     needed = plan.device_extra_bytes + plan.device_ring_bytes
@@ -101,7 +101,7 @@ def check_device_memory(
         remedy = ""
         if 0 < config.topk_ratio < 1:
             remedy = f", or a smaller --topk-ratio than {config.topk_ratio:g}"
-        raise ConfigError(
+        raise NoRoomError(
             f"the optimizer needs {needed / 1e9:.1f} GB on {device} "
             f"{'with' if beside else 'beside'} the model, and "
             f"{free / 1e9:.1f} GB are free there: free some, take a strategy that keeps its state "

@@ -38,7 +38,7 @@ from experiments.training.settings.training import DEFAULT_STEPS, TrainSettings
 from sim.models.workload import Workload
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController
-from zenflow.errors import ConfigError
+from zenflow.errors import ConfigError, NoRoomError
 from zenflow.lanes.copies import PacedLink
 from zenflow.optimizer import ZenFlowAdamW
 from zenflow.streaming.stream import WeightStream
@@ -164,11 +164,14 @@ def _stream(model: nn.Module, device: torch.device, how: Mapping[str, Any]) -> W
         how: Further arguments of `stream_weights`.
 
     Raises:
-        ConfigError: The model or the machine is not made for that.
+        ConfigError: The model is not made for that.
+        NoRoomError: The machine has too little memory.
     """
     try:
         return stream_weights(model, device, **how)
-    except (ValueError, MemoryError) as error:
+    except MemoryError as error:
+        raise NoRoomError(f"--stream: {error}") from error
+    except ValueError as error:
         raise ConfigError(f"--stream: {error}") from error
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from experiments.training.parts.models.pretrained import has_tokenizer
-from zenflow.errors import ZenFlowError
+from zenflow.errors import NoRoomError
 
 
 def stop_notice(*, saves: bool) -> str:
@@ -24,7 +24,7 @@ def stop_notice(*, saves: bool) -> str:
     )
 
 
-def out_of_memory(error: Exception) -> ZenFlowError | None:
+def out_of_memory(error: Exception) -> NoRoomError | None:
     """Return the message on memory that was refused; None for another error."""
     words = str(error)
     if isinstance(error, torch.OutOfMemoryError):
@@ -34,7 +34,7 @@ def out_of_memory(error: Exception) -> ZenFlowError | None:
     else:
         return None
     first = (words.splitlines() or ["MemoryError"])[0]
-    return ZenFlowError(
+    return NoRoomError(
         f"{place} memory is too small for this run ({first}): try --checkpointing, a smaller "
         "--batch-size or --sequence with more --grad-accum, or a smaller model; zenflow plan says "
         "what a machine can do"

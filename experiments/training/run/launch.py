@@ -1,7 +1,8 @@
-"""Start a run, print how it ended, and return the process's exit code."""
+"""Start a run, print how it ended, and return that with the process's exit code."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from experiments.output.progress import Reporter
 from experiments.training.parts.files.checkpoint import CHECKPOINTS, latest_checkpoint
 from experiments.training.parts.ranks.launched import resume_line
 from experiments.training.parts.ranks.ranks import Ranks, joined
+from experiments.training.run.compared_runs import COMPARISON
 from experiments.training.run.comparison import run_comparison
 from experiments.training.run.ending import how_to_load, out_of_memory, stop_notice
 from experiments.training.run.loop import MODEL, Outcome
@@ -26,8 +28,8 @@ from zenflow.knobs import Knobs
 
 def launch(
     settings: TrainSettings, folder: Path, *, compare: bool, resume: bool, overwrite: bool = False
-) -> int:
-    """Run once or four times; 0 at the end, 128 + its number after a signal.
+) -> tuple[int, dict[str, Any]]:
+    """Run once or four times; return 0, or 128 + its number after a signal, and the outcome.
 
     Of several ranks the first one shows the run, and names the folder.
     """
@@ -44,7 +46,8 @@ def _launch(
     ranks: Ranks,
     *,
     compare: bool,
-) -> int:
+) -> tuple[int, dict[str, Any]]:
+    record: dict[str, Any] = {"folder": str(folder), "stopped": True}
     reporter = Reporter(wide_console() if ranks.is_first else Console(quiet=True))
     notice = stop_notice(saves=settings.checkpoint)
     with StopRequest(notice if ranks.is_first else "") as stop:
@@ -55,7 +58,7 @@ def _launch(
                 raise
             reporter.finish()
             reporter.say(_what_is_left(folder))
-            return stop.exit_code
+            return stop.exit_code, record | {"resume": resume_line(folder)}
         except (MemoryError, RuntimeError) as error:
             told = out_of_memory(error)
             if told is None:
@@ -63,19 +66,22 @@ def _launch(
             raise told from error
         finally:
             reporter.close()
+        record |= {"stopped": outcome.stopped, "steps": outcome.steps}
         if outcome.stopped:
             name = stop.signal.name if stop.signal else "a signal"
             saved = "everything is saved. Go on with: " + resume_line(folder)
             if not settings.checkpoint:
                 saved = _what_was_saved(folder, compare=compare)
             reporter.say(f"Stopped by {name} after step {outcome.steps}; {saved}")
-            return stop.exit_code
+            return stop.exit_code, record | {"resume": resume_line(folder)}
     if not compare:
         reporter.say(_last_line(outcome))
     _list_files(reporter, folder)
     if not compare and (folder / MODEL).is_dir():
         reporter.say(how_to_load(folder / MODEL))
-    return 0
+    if compare:
+        return 0, record | json.loads((folder / COMPARISON).read_text(encoding="utf-8"))
+    return 0, {**record, **outcome.summary}
 
 
 def _what_was_saved(folder: Path, *, compare: bool) -> str:

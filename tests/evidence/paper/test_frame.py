@@ -40,7 +40,7 @@ def test_a_record_of_other_settings_is_refused_and_stays(tmp_path, monkeypatch, 
     if not flags:
         use(monkeypatch, counting.figure(revision=2))
     result = run("--out", tmp_path, *flags)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "holds another study or other settings" in result.output
     assert "--force" in result.output
     assert (tmp_path / "plain" / "record.json").read_bytes() == before
@@ -152,7 +152,7 @@ def test_a_figure_without_its_input_takes_the_committed_record_or_says_what_it_n
     monkeypatch.setattr(records, "RESULTS", tmp_path / "none")
     assert "left out: give --data-dir" in run("--out", tmp_path / "new").output
     asked = run("--out", tmp_path / "new", "plain")
-    assert asked.exit_code == 1
+    assert asked.exit_code == 2
     assert "failed: give --data-dir" in asked.output
 
 
@@ -187,7 +187,7 @@ def test_check_compares_each_number_and_verdict_within_the_tolerance(tmp_path, m
     counting.value = 2.16
     run("--out", out, "--force")
     result = run("--out", out, "--check")
-    assert result.exit_code == 1
+    assert result.exit_code == 4
     assert "the value is 2: does not hold, committed: holds" in result.output
     assert "data.value" not in result.output
     counting.value = 3.0
@@ -206,7 +206,7 @@ def test_check_without_a_fresh_record_derives_findings_again(tmp_path, monkeypat
     assert "findings derived again, as committed" in result.output
     assert len(counting.jobs) == 1
     use(monkeypatch, counting.figure(findings=lambda data: []))
-    assert run("--out", tmp_path / "out", "--check").exit_code == 1
+    assert run("--out", tmp_path / "out", "--check").exit_code == 4
     use(monkeypatch, counting.figure(about=lambda data: "Other words."))
     assert "README.md: not what its rows say" in run("--out", tmp_path, "--check").output
     use(monkeypatch, counting.figure(exact=True))
@@ -244,7 +244,7 @@ def test_a_torn_or_foreign_record_is_refused_and_made_again_by_force(tmp_path, m
         with pytest.raises(ConfigError, match="plain"):
             records.read(path.parent)
         refused = run("--out", tmp_path)
-        assert refused.exit_code == 1
+        assert refused.exit_code == 2
         assert "--force" in refused.output
         assert run("--out", tmp_path, "--force").exit_code == 0
         assert records.read(path.parent).name == "paper/plain"

@@ -249,7 +249,7 @@ def test_what_is_refused_is_told_with_its_remedy_and_nothing_is_written(tmp_path
     output = tmp_path / "run.toml"
     result = convert(tmp_path / "ds.json", content, "--output", output)
     said = " ".join(result.output.split())
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "3 refused" in said
     for words in (
         "gradient_cliping = 1.0 refused is unknown; did you mean 'gradient_clipping'?",
@@ -332,7 +332,7 @@ def test_steps_that_do_not_divide_the_batch_convert_nothing(tmp_path):
     result = convert(
         tmp_path / "ds.json", batches(train_batch_size=8, gradient_accumulation_steps=3)
     )
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "--batch-size" not in result.output
     assert "must be a multiple of gradient_accumulation_steps" in result.output
 

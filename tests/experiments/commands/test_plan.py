@@ -253,7 +253,7 @@ def test_nothing_that_fits_is_exit_code_1():
     for more in ([], ["--json"]):
         asked = ["--gpu", "rtx4080", "--nvme", "none", "--draws", "0"]
         ran = run("plan", "--model", "llama-3.1-8b", *asked, *more)
-        assert ran.exit_code == 1, ran.output
+        assert ran.exit_code == 3, ran.output
         assert "Traceback" not in ran.output
     assert json.loads(ran.stdout)["recommended"] is None
 

@@ -135,7 +135,7 @@ def test_memory_that_is_not_there_is_refused_before_weights_are_loaded(
     monkeypatch.setattr(trainer, "load_model", None)
     flags = ("--model", folder / "model", "--data", folder / "chats.jsonl")
     ran = finetune(*FAST, *flags, "--out", tmp_path / "new")
-    assert ran.exit_code == 2
+    assert ran.exit_code == 3
     assert "of host memory, and a limit leaves" in " ".join(ran.output.split())
 
 

@@ -171,7 +171,7 @@ def test_what_can_not_be_found_is_said():
     words = ["sweep", "--model", "tiny", "--gpu", "rtx4090", "--vary", "dram=20,40"]
     assert "belong together" in run(*words, "--find", "dram").output
     none = run(*words, "--find", "dram", "--rate", "1e12")
-    assert none.exit_code == 1
+    assert none.exit_code == 3
     assert "No point reaches" in none.output
     some = run(*words, "--find", "dram", "--rate", "10")
     assert some.exit_code == 0, some.output

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from experiments.output.files import free_space
 from experiments.training.parts.memory_check import memory_of_engine
 from sim.memory.saved import checkpoint_bytes
-from zenflow.errors import CheckpointError
+from zenflow.errors import NoRoomError
 from zenflow.report import readable
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def check_space(setup: RunSetup, folder: Path, *, has_one: bool) -> str:
         has_one: Whether a checkpoint is there already, which the next one replaces.
 
     Raises:
-        CheckpointError: There is no room for the one that is and the one that is being written.
+        NoRoomError: There is no room for the one that is and the one that is being written.
     """
     if not setup.settings.checkpoint and has_one:
         return "checkpoint: the one that is there, and no other (--no-checkpoint)"
@@ -58,18 +58,18 @@ def check_room(size: int, free: int | None, folder: Path, *, has_one: bool) -> s
         has_one: Whether one is there already.
 
     Raises:
-        CheckpointError: There is no room for the one that is and the one that is being written.
+        NoRoomError: There is no room for the one that is and the one that is being written.
     """
     told = f"checkpoint {readable(size)} each, two while saving"
     if free is None:
         return f"{told}; {folder} does not say how much is free"
     if has_one and free < size:
-        raise CheckpointError(
+        raise NoRoomError(
             f"a checkpoint of this run takes {readable(size)}, but {folder} has {readable(free)} "
             "free for the next one: free some, or go on with --no-checkpoint, which saves no more"
         )
     if not has_one and free < 2 * size:
-        raise CheckpointError(
+        raise NoRoomError(
             f"a checkpoint of this run takes {readable(size)}, and a new one is written before "
             f"the old one goes, but {folder} has {readable(free)} free in place of "
             f"{readable(2 * size)}: give another --out, leave checkpoints out with "

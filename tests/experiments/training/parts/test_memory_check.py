@@ -171,7 +171,7 @@ def test_what_stays_on_a_gpu_is_not_the_hosts(monkeypatch):
 def test_a_run_without_enough_memory_is_refused_in_words(tmp_path, monkeypatch):
     monkeypatch.setattr(memory_check, "free_bytes", lambda: (1e5, "the container's limit"))
     data = write_text(tmp_path / "a.txt")
-    said = ended(2, *FAST, "--data", data, "--steps", "1", "--out", tmp_path / "run")
+    said = ended(3, *FAST, "--data", data, "--steps", "1", "--out", tmp_path / "run")
     assert "the container's limit leaves 0.0 GB" in said
 
 
@@ -189,7 +189,7 @@ def test_memory_that_runs_out_on_the_way_is_told_in_words(tmp_path, monkeypatch,
 
     monkeypatch.setattr("experiments.training.run.stepper.loss_of", fail)
     data = write_text(tmp_path / "a.txt")
-    said = ended(1, *FAST, "--data", data, "--steps", "1", "--out", tmp_path / "run")
+    said = ended(3, *FAST, "--data", data, "--steps", "1", "--out", tmp_path / "run")
     assert f"{words} is too small for this run" in said
     assert "--checkpointing" in said
 

@@ -104,7 +104,7 @@ def test_a_start_where_two_do_not_fit_is_refused_before_anything_is_written(
     tmp_path, flags, monkeypatch
 ):
     on_a_disk(monkeypatch, free=3_000_000)
-    said = ended(1, "--out", tmp_path / "run", *flags, "--steps", "1")
+    said = ended(3, "--out", tmp_path / "run", *flags, "--steps", "1")
     assert "a checkpoint of this run takes 1.97 MB" in said
     assert "has 3 MB free in place of 3.94 MB: give another --out, leave checkpoints out" in said
     assert not (tmp_path / "run" / "config.json").exists()
@@ -115,7 +115,7 @@ def test_a_resumed_run_needs_room_for_the_next_one_alone(tmp_path, flags, monkey
     on_a_disk(monkeypatch, free=3_000_000)
     ended(0, "--resume", out, "--steps", "3")
     on_a_disk(monkeypatch, free=1_000_000)
-    said = ended(1, "--resume", out, "--steps", "4")
+    said = ended(3, "--resume", out, "--steps", "4")
     assert "takes 1.97 MB" in said
     assert "has 1 MB free for the next one: free some" in said
 
