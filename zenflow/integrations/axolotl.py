@@ -14,12 +14,15 @@ from zenflow.integrations.transformers import ZenFlowTrainerMixin
 try:
     from axolotl.integrations.base import BasePlugin
     from pydantic import BaseModel, field_validator
+    from transformers import Trainer
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "zenflow.integrations.axolotl is for axolotl's own environment: install this package there"
     ) from error
 
 _PRESET, _CONFIG = "preset", "zenflow"
+_GROUPS = ("loraplus_lr_ratio", "embedding_lr_scale", "embedding_lr", "lr_groups")
+"""axolotl's arguments that give some parameters a learning rate of their own."""
 _RULE = tuple(field.name for field in fields(ZenFlowConfig))
 _TRAINER = tuple(
     name
@@ -83,7 +86,15 @@ class ZenFlowPlugin(BasePlugin):
 
         given = _arguments_of(cfg.get(_CONFIG))
 
-        class ZenFlowAxolotlTrainer(ZenFlowTrainerMixin, AxolotlTrainer):  # type: ignore[misc]
+        class Grouping(AxolotlTrainer):  # type: ignore[misc]
+            """Groups parameters as for torch's AdamW; axolotl does not for a class it is given."""
+
+            def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+                if any(getattr(self.args, key, None) is not None for key in _GROUPS):
+                    return super().create_optimizer(*args, **kwargs)
+                return Trainer.create_optimizer(self, *args, **kwargs)
+
+        class ZenFlowAxolotlTrainer(ZenFlowTrainerMixin, Grouping):
             def __init__(self, *args: Any, **kwargs: Any) -> None:
                 super().__init__(*args, **given, **kwargs)
 

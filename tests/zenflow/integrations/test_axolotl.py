@@ -22,23 +22,17 @@ KEYS = {"min_split_elements": CONFIG.min_split_elements, "topk_ratio": CONFIG.to
 
 
 class AxolotlTrainer(Trainer):
-    """Takes further arguments and makes its optimizer itself, as axolotl's does."""
+    """Takes further arguments, and groups parameters itself for an optimizer that it is given."""
 
     def __init__(self, *args, bench_data_collator=None, **kwargs):
         super().__init__(*args, **kwargs)
 
     def create_optimizer(self, model=None):
         kind, given = self.optimizer_cls_and_kwargs
-        groups = {True: [], False: []}
-        for parameter in (model or self.model).parameters():
-            groups[parameter.ndim > 1].append(parameter)
-        self.optimizer = kind(
-            [
-                {"params": groups[True], "weight_decay": self.args.weight_decay},
-                {"params": groups[False], "weight_decay": 0.0},
-            ],
-            **given,
-        )
+        embedding = (model or self.model).get_input_embeddings().weight
+        others = [p for p in self.model.parameters() if p is not embedding]
+        rate = getattr(self.args, "embedding_lr", given["lr"])
+        self.optimizer = kind([{"params": others}, {"params": [embedding], "lr": rate}], **given)
         return self.optimizer
 
 
@@ -85,6 +79,16 @@ def test_the_plugin_s_trainer_trains_by_the_bits_of_our_own(axolotl, tmp_path, r
     assert issubclass(kind, AxolotlTrainer)
     found = trained(kind, tmp_path / "plugin", bench_data_collator=None)
     assert are_equal(found, trained(ZenFlowTrainer, tmp_path, zenflow=CONFIG, release=release))
+
+
+def test_parameters_with_learning_rates_of_their_own_are_grouped_by_axolotl(axolotl, tmp_path):
+    kind = axolotl.ZenFlowPlugin().get_trainer_cls(Settings(zenflow=Settings(**KEYS)))
+    args = arguments(TrainingArguments, tmp_path)
+    args.embedding_lr = 0.25
+    trainer = kind(model=decoder(), args=args, train_dataset=texts())
+    groups = trainer.create_optimizer().param_groups
+    assert [group["lr"] for group in groups] == [args.learning_rate, 0.25]
+    trainer.zenflow_optimizer.close()
 
 
 def test_settings_come_from_a_preset_and_from_single_keys(axolotl):
