@@ -44,7 +44,7 @@ class ZenFlowArgs(BaseModel):
         return value
 
 
-class ZenFlowPlugin(BasePlugin):
+class ZenFlowPlugin(BasePlugin):  # type: ignore[misc]
     """Trains axolotl's causal language models, full-parameter, with `ZenFlowAdamW`.
 
         plugins:

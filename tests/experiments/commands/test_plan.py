@@ -249,7 +249,7 @@ def test_what_may_not_fit_is_shown_with_a_warning_and_is_no_recommendation():
     assert found["tight"]["chance_to_fit"] < shown < 0.9
 
 
-def test_nothing_that_fits_is_exit_code_1():
+def test_nothing_that_fits_is_exit_code_3():
     for more in ([], ["--json"]):
         asked = ["--gpu", "rtx4080", "--nvme", "none", "--draws", "0"]
         ran = run("plan", "--model", "llama-3.1-8b", *asked, *more)
