@@ -123,7 +123,7 @@ def test_a_model_that_does_not_fit_gets_the_flags_with_which_it_would(flags, way
     command = ["--model", "llama-2-7b", "--hardware", "rtx4090-desktop", "--trials", "1"]
     command += FEW[len(SIMULATED) :]
     done = tune(*command, *flags, "--out", tmp_path / "out")
-    assert done.exit_code == 2
+    assert done.exit_code == 3
     said = " ".join(done.output.split())
     assert (way_out in said) if way_out else ("It fits with" not in said)
     if flags == ["--checkpointing"]:
@@ -362,16 +362,20 @@ def test_needs_of_a_measured_setting_are_known_without_a_run(tmp_path):
         ([*MEASURED, "--workers", "2"], "slow each other"),
         ([*MEASURED, "--select-strategy", "epoch"], "can't be tuned"),
         ([*FEW, "--device-memory", "-1"], "positive number of bytes"),
-        (
-            [*FEW, "--device-memory", "9.5", "--smallest-captured", "0.6"],
-            "captured energy >= 0.6 needs topk_ratio >= 0.5",
-        ),
     ],
 )  # fmt: skip
 def test_mistakes_are_usage_errors_with_a_way_out(arguments, rule, tmp_path):
     done = tune(*arguments, "--out", tmp_path / "out", "--trials", "1")
     assert done.exit_code == 2, done.output
     assert rule in " ".join(done.output.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_constraints_that_no_setting_meets_are_no_mistake_of_usage(tmp_path):
+    limits = ("--device-memory", "9.5", "--smallest-captured", "0.6")
+    done = tune(*FEW, *limits, "--out", tmp_path / "out", "--trials", "1")
+    assert done.exit_code == 3, done.output
+    assert "captured energy >= 0.6 needs topk_ratio >= 0.5" in " ".join(done.output.split())
     assert not (tmp_path / "out").exists()
 
 
