@@ -24,9 +24,9 @@ _FLAGS = ["-O3", "-std=c11", "-fno-math-errno", "-fno-trapping-math", "-ffp-cont
 
 def bake_commit(folder: str) -> None:
     """Write the commit below a folder that gets a copy of this tree; nothing if it is unknown."""
-    own = runpy.run_path(str(ROOT / "experiments" / "output" / "commit.py"))
+    own = runpy.run_path(str(ROOT / "zenflow" / "commit.py"))
     commit = own["commit"]()
-    target = Path(folder, "experiments", own["BAKED"])
+    target = Path(folder, "zenflow", own["BAKED"])
     if commit is not None and target.parent.is_dir():
         target.unlink(missing_ok=True)  # it may be a hard link into this tree
         target.write_text(f"{commit}\n", encoding="utf-8")

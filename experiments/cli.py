@@ -17,9 +17,9 @@ from experiments.commands.study import figures_command, study_command
 from experiments.commands.training.convert import convert_command
 from experiments.commands.training.finetune import finetune
 from experiments.commands.training.train import train
-from experiments.output.commit import commit
-from experiments.output.provenance import versions
+from zenflow.commit import commit
 from zenflow.host import library
+from zenflow.provenance import versions
 
 
 def _show_version(context: click.Context, param: click.Parameter, value: bool) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.output.commit import describe
 from zenflow import __version__
+from zenflow.commit import describe
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("zenflow", "sim", "autotune", "experiments")
@@ -38,7 +38,7 @@ assert (model.weight != before).double().mean() > 0.999
 optimizer.close()
 print(active_kernel())
 """
-METADATA = re.compile(r"[^/]+\.egg-info/|(PKG-INFO|setup\.cfg|experiments/commit\.txt)$")
+METADATA = re.compile(r"[^/]+\.egg-info/|(PKG-INFO|setup\.cfg|zenflow/commit\.txt)$")
 """What a source archive has beside files of the repository."""
 pytestmark = [
     pytest.mark.timeout(120),

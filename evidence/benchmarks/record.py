@@ -11,7 +11,8 @@ import psutil
 import torch
 
 from experiments.calibration.parts import synchronize
-from experiments.output.provenance import percentile, provenance
+from experiments.output.provenance import percentile
+from zenflow.provenance import provenance
 
 Cost = TypeVar("Cost")
 Name = TypeVar("Name")

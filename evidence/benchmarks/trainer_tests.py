@@ -19,7 +19,8 @@ from xml.etree import ElementTree
 import click
 
 from experiments.output.files import write_json
-from experiments.output.provenance import RESULTS, provenance, results_folder
+from experiments.output.provenance import RESULTS, results_folder
+from zenflow.provenance import provenance
 
 RECORD = "trainers.json"
 _TESTS = "tests/zenflow/integrations"

@@ -20,7 +20,6 @@ from experiments.calibration.profile import fitted_device, host_of, link_of, ove
 from experiments.calibration.runs import ObservedRun, observe
 from experiments.calibration.selection import measure_selection
 from experiments.output.outlook import PlannedRun
-from experiments.output.provenance import provenance
 from experiments.output.stages import Stages
 from experiments.training.parts.setup import DTYPES, choose_device, use_threads
 from experiments.training.settings.training import TrainSettings
@@ -29,6 +28,7 @@ from sim.fitting.marquardt import SWEEPS
 from sim.fitting.refine import Refinement, refine
 from sim.hardware.profile import HardwareProfile
 from zenflow.host.limits import usable_cores
+from zenflow.provenance import provenance
 from zenflow.surface.arguments import default_host_threads
 
 _COMPUTE = "compute by layer shape"

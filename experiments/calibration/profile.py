@@ -10,7 +10,6 @@ import torch
 from experiments.calibration.compute import ComputeFit, fit_compute, forwards_of
 from experiments.calibration.link import LinkRates
 from experiments.calibration.parts import HostRates
-from experiments.output.provenance import hardware
 from sim.fitting.device import ComputeTimes, DeviceFit, fit_device
 from sim.fitting.fit import Fit
 from sim.fitting.refine import Observation
@@ -19,6 +18,7 @@ from sim.hardware.file import KERNEL_IS_DRAM
 from sim.hardware.quantity import Quantity
 from sim.hardware.unknown import gpu_like
 from zenflow.host.limits import usable_cores
+from zenflow.provenance import hardware
 
 _ENDLESS = 1e13
 """Bytes/s, or parameters/s, of what is too fast to be seen."""

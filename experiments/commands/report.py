@@ -37,9 +37,9 @@ def report_command(out: Path, inputs: tuple[Path, ...], title: str) -> Answer:
     with heat maps, and where all was made. A page that is there already is replaced.
     """
     from experiments.output.files import write_text
-    from experiments.output.provenance import provenance
     from experiments.report.loading import load
     from experiments.report.page import render
+    from zenflow.provenance import provenance
 
     contents = load(inputs)
     words = ["zenflow", "report", str(out), *map(str, inputs)]

@@ -17,8 +17,9 @@ from experiments.lab.finding import Finding
 from experiments.lab.page import PICTURE, page
 from experiments.lab.study import Data, Row, Study, as_json
 from experiments.output.files import strict, write_json, write_text
-from experiments.output.provenance import RESULTS, provenance
+from experiments.output.provenance import RESULTS
 from zenflow.errors import ConfigError
+from zenflow.provenance import provenance
 
 RECORD, ROWS, README = "record.json", "rows.jsonl", "README.md"
 FORMAT = 2

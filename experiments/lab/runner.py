@@ -19,8 +19,8 @@ from experiments.lab.interrupts import ended_like_ctrl_c, ignore_while_idle
 from experiments.lab.record import Record, refuse_others
 from experiments.lab.study import OWN, Cell, Data, Job, Progress, Row, Scope, Study, identity
 from experiments.output.files import write_json
-from experiments.output.provenance import provenance
 from zenflow.errors import ConfigError
+from zenflow.provenance import provenance
 
 _MARK = "study.json"
 _SOURCE = "source"

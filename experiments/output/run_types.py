@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
+from zenflow.provenance import Provenance
+
 
 class Evaluation(TypedDict, total=False):
     """Quality of a model on held-out data."""
@@ -52,14 +54,6 @@ class TimedSummary(TypedDict):
     """Fields of ``ZenFlowConfig`` and their values."""
     emulated_link: Mapping[str, float] | None
     """Rates in bytes/s by direction; None on a real link."""
-
-
-class Provenance(TypedDict):
-    """Place, versions and commit of a result."""
-
-    hardware: dict[str, Any]
-    versions: dict[str, str]
-    commit: str | None
 
 
 class StepFigures(TypedDict):

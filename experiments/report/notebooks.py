@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from experiments.output.files import write_text
-from experiments.output.provenance import provenance
 from zenflow.config import unknown_name
+from zenflow.provenance import provenance
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode

@@ -20,9 +20,9 @@ from autotune.offline.trial_loop import TuningTask
 from experiments.output.bar import Bar, wide_console
 from experiments.output.files import write_json, write_text
 from experiments.output.plots import save_figure
-from experiments.output.provenance import machine_name, provenance
 from experiments.search.plots import draw_found, draw_importance
 from experiments.training.settings.file import file_content, toml_of
+from zenflow.provenance import machine_name, provenance
 
 _SHOWN = 5
 

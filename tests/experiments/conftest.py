@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from autotune.online.logged_controller import LoggedController
-from experiments.output import plots, provenance
+from experiments.output import plots
 from experiments.search import results
 from experiments.training.parts.data import batches
 from experiments.training.parts.data.tokens import ByteTokenizer
@@ -19,6 +19,7 @@ from experiments.training.run import comparison
 from experiments.training.run.tuned import picture
 from experiments.training.run.tuned import tuning as auto
 from tests.experiments.tuned import ByTheClock
+from zenflow import provenance
 
 
 @pytest.fixture(scope="session", autouse=True)

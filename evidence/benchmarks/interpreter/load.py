@@ -30,8 +30,8 @@ from evidence.benchmarks.interpreter import decoder_1b
 from evidence.benchmarks.interpreter.lock_holders import LockWatch
 from evidence.benchmarks.interpreter.turns import CPU, GPU, KEEP, RELEASE
 from evidence.benchmarks.record import setting, spread, take_turns
-from experiments.output.commit import describe
 from experiments.output.files import write_json
+from zenflow.commit import describe
 
 ROOT = Path(__file__).resolve().parents[3]
 HERE, AGAINST = "this", "against"

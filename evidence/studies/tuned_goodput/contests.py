@@ -14,13 +14,13 @@ from typing import Any
 
 from autotune.decisions.file import DecisionLog, Header
 from evidence.studies.tuned_goodput.turns import Scripted, Side, Taken, side
-from experiments.output.provenance import provenance
 from experiments.training.parts.setup import build_setup
 from experiments.training.run.tuned.controllers import make_controller
 from experiments.training.settings.training import TrainSettings
 from zenflow.controller import AbstractController
 from zenflow.knobs import Knobs
 from zenflow.lanes.copies import PacedLink
+from zenflow.provenance import provenance
 
 BEGINNING = 12
 """Steps of every side that are not counted: memory is touched for the first time, queues fill. A

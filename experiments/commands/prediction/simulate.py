@@ -14,7 +14,6 @@ from experiments.commands.command import OUTPUT, Command, given, option
 from experiments.commands.flag_types import NEW_FILE, PICTURE
 from experiments.commands.prediction.request_flags import draws_flag, request_flags
 from experiments.commands.training.train_flags import given_flags, knob_flags
-from experiments.output.commit import commit
 from experiments.output.patience import Patience
 from experiments.request.hardware import hardware_of
 from experiments.request.request import Request
@@ -27,6 +26,7 @@ from sim.models.workload import Workload
 from sim.planning.rules import rule_of
 from sim.simulate import Prediction, Strategy, simulate
 from sim.timing.costs import costs_of
+from zenflow.commit import commit
 from zenflow.trace.timeline import Timeline
 
 if TYPE_CHECKING:

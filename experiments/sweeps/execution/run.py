@@ -9,7 +9,6 @@ import numpy as np
 from rich.console import Console
 
 from experiments.output.bar import Bar
-from experiments.output.provenance import provenance
 from experiments.sweeps.columns import Batch
 from experiments.sweeps.execution.journal import Journal
 from experiments.sweeps.execution.pool import local_batches
@@ -18,6 +17,7 @@ from experiments.sweeps.rates import in_groups
 from experiments.sweeps.table import write_table
 from experiments.training.run.stop import StopRequest
 from zenflow.host.limits import usable_cores
+from zenflow.provenance import provenance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,10 @@ from typing import Any
 from rich.table import Table
 
 from experiments.output.plots import RunRecord
-from experiments.output.provenance import provenance
 from experiments.output.run_types import RunSummary
 from experiments.training.parts.files.step_log import read_steps
 from experiments.training.settings.comparison import COMPARED
+from zenflow.provenance import provenance
 from zenflow.trace.timeline import Timeline
 
 COMPARISON = "compare.json"

@@ -13,7 +13,6 @@ from experiments.output.files import write_json
 from experiments.output.outlook import Outlook, PlannedRun
 from experiments.output.plots import draw_comparison, save_figure
 from experiments.output.progress import Reporter
-from experiments.output.provenance import provenance
 from experiments.output.run_types import RunSummary
 from experiments.training.parts.files.checkpoint import CHECKPOINTS, latest_checkpoint
 from experiments.training.parts.files.results import remove_results
@@ -41,6 +40,7 @@ from experiments.training.run.loop import MODEL, Outcome
 from experiments.training.run.single import run
 from experiments.training.run.stop import StopRequest
 from experiments.training.settings.training import TrainSettings
+from zenflow.provenance import provenance
 
 PICTURE = "compare.png"
 

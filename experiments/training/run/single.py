@@ -9,7 +9,6 @@ from typing import Any
 
 from experiments.output.files import write_json
 from experiments.output.progress import Reporter
-from experiments.output.provenance import provenance
 from experiments.training.parts.data.shown import told_of_data
 from experiments.training.parts.files.checkpoint import (
     CHECKPOINTS,
@@ -29,6 +28,7 @@ from experiments.training.run.stop import StopRequest
 from experiments.training.run.tuned.tuning import Tuning, with_start
 from experiments.training.settings.training import TrainSettings
 from zenflow.errors import CheckpointError
+from zenflow.provenance import provenance
 
 
 def run(

@@ -10,10 +10,11 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from experiments.output.files import write_json
-from experiments.output.provenance import percentile, provenance
+from experiments.output.provenance import percentile
 from experiments.output.run_types import Evaluation, RunSummary, StepFigures, StepRow
 from experiments.traces.facts import TraceFacts
 from experiments.training.parts.files.step_log import read_steps
+from zenflow.provenance import provenance
 from zenflow.trace.ranks import write_ranks
 
 if TYPE_CHECKING:

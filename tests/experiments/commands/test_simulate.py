@@ -7,7 +7,6 @@ import pytest
 from click.testing import CliRunner
 
 from experiments.cli import main
-from experiments.output.provenance import commit
 from experiments.report.trace_view import read_view
 from experiments.traces.compare import compare_sides, load, whole_steps
 from sim.hardware.catalog import find_machine
@@ -16,6 +15,7 @@ from sim.models.table import find_model
 from sim.models.workload import Workload
 from sim.simulate import Strategy, simulate
 from sim.timing.costs import costs_of
+from zenflow.commit import commit
 from zenflow.trace.timeline import Timeline
 
 MODEL = ["--model", "qwen2.5-0.5b"]

@@ -21,8 +21,8 @@ from experiments.lab import record as records
 from experiments.lab import runner as running
 from experiments.lab.runner import Runner
 from experiments.lab.study import Scope
-from experiments.output.provenance import provenance
 from zenflow.errors import ConfigError
+from zenflow.provenance import provenance
 
 UNMADE = ("language_model",)
 """Studies whose first record is still to be made."""

@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if wrong := bring.install(folder):
             print(wrong, flush=True)
     if options.call == "plan":
-        from experiments.output.commit import commit
+        from zenflow.commit import commit
 
         print(bring.plan(CALLS, BROUGHT, commit()))
         return 0
@@ -94,7 +94,7 @@ def run(
     """Run the parts; return the process's exit code."""
     from evidence.benchmarks.gpu.loan.records import forget_drafts
     from evidence.benchmarks.gpu.loan.run import Call
-    from experiments.output.commit import TOLD
+    from zenflow.commit import TOLD
 
     if options.commit is not None:
         os.environ[TOLD] = options.commit

@@ -12,7 +12,6 @@ from autotune.constraints import Constraints
 from autotune.decisions.file import DecisionLog
 from autotune.online.logged_controller import LoggedController
 from autotune.online.zen_auto import ZenAuto
-from experiments.output.provenance import hardware
 from experiments.training.parts.setup import RunSetup, workload_of
 from experiments.training.settings.training import TrainSettings
 from sim.hardware.profile import HardwareProfile
@@ -20,6 +19,7 @@ from zenflow.controller import AbstractController
 from zenflow.errors import ConfigError
 from zenflow.host.limits import usable_cores
 from zenflow.knobs import Knobs
+from zenflow.provenance import hardware
 
 if TYPE_CHECKING:
     from autotune.adviser.adviser import Adviser

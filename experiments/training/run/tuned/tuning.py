@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from autotune.decisions.file import DECISIONS, Decision, DecisionLog, Header, read_header
-from experiments.output.provenance import provenance
 from experiments.training.parts.setup import RunSetup
 from experiments.training.run.tuned.controllers import make_controller, with_start_knobs
 from experiments.training.run.tuned.replay import replay_controller
@@ -17,6 +16,7 @@ from zenflow.controller import AbstractController
 from zenflow.errors import CheckpointError
 from zenflow.knobs import Knobs
 from zenflow.optimizer import ZenFlowAdamW
+from zenflow.provenance import provenance
 from zenflow.surface.shared_controller import SharedController
 
 

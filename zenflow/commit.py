@@ -19,7 +19,7 @@ def commit() -> str | None:
     folder as the root of a repository: a virtual environment may lie in any other one. Where git
     knows nothing, the environment variable ``ZENFLOW_COMMIT`` may.
     """
-    folder = Path(__file__).resolve().parents[1]
+    folder = Path(__file__).resolve().parent
     try:
         return (folder / BAKED).read_text(encoding="utf-8").strip() or None
     except OSError:
