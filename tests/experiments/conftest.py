@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from autotune.online.logged_controller import LoggedController
+from autotune.online.tuner import Tuner
 from experiments.output import plots
 from experiments.search import results
 from experiments.training.parts.data import batches
 from experiments.training.parts.data.tokens import ByteTokenizer
 from experiments.training.run import comparison
 from experiments.training.run.tuned import picture
-from experiments.training.run.tuned import tuning as auto
 from tests.experiments.tuned import ByTheClock
 from zenflow import provenance
 
@@ -85,12 +85,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Let ``--auto`` be tuned by the clock."""
     made = Clock()
 
-    def make(setup: Any, log: Any) -> LoggedController:
-        del setup
+    def make(tuner: Tuner, run: Any, log: Any) -> LoggedController:
+        del tuner, run
         made.controllers.append(ByTheClock(made.stop_after))
         return LoggedController(
             made.controllers[-1], log, by="twin", reason=lambda: "the clock said so"
         )
 
-    monkeypatch.setattr(auto, "make_controller", make)
+    monkeypatch.setattr(Tuner, "make_controller", make)
     return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any
 
 from torch import Tensor
@@ -62,7 +63,7 @@ def prepare(accelerator: Accelerator, *objects: Any) -> Any:
         if isinstance(item, ZenFlowAdamW):
             _check_pair(accelerator, item)
             route_clipping(accelerator, item)
-            follow_accumulation(accelerator, item)
+            follow_backward(accelerator, item)
             ready.append(ZenFlowAcceleratedOptimizer(item, accelerator.scaler))
         else:
             ready.append(item)
@@ -103,7 +104,7 @@ def route_clipping(accelerator: Accelerator, optimizer: ZenFlowAdamW) -> None:
     clipping.optimizers.add(optimizer)
 
 
-def follow_accumulation(
+def follow_backward(
     accelerator: Accelerator, optimizer: ZenFlowAdamW, *, always: bool = False
 ) -> None:
     """Let gradients leave in the backward pass in which the accelerator syncs gradients.
@@ -113,10 +114,11 @@ def follow_accumulation(
     Args:
         accelerator: The accelerator, whose `backward` is called for every pass.
         optimizer: The optimizer.
-        always: Whether each step ends with the pass that syncs. Else only where the accelerator
-            accumulates: without it loops may accumulate by themselves.
+        always: Whether every pass is this optimizer's, a span of its timeline, and each step ends
+            with the pass that syncs. Else steps do so where the accelerator accumulates: without
+            it loops may accumulate by themselves.
     """
-    if not optimizer.releases_gradients:
+    if not optimizer.releases_gradients and not always:
         return
     backward = accelerator.__dict__.get("backward")
     if not isinstance(backward, _Backward):
@@ -139,10 +141,14 @@ class _Backward:
         """Run a backward pass, from which gradients leave if it is the step's last."""
         accelerator = self._accelerator()
         assert accelerator is not None
-        for optimizer, always in self.optimizers.items():
-            if always or accelerator.gradient_accumulation_steps != 1:
-                optimizer._source.expect_passes(1 if accelerator.sync_gradients else 2)
-        self._of_accelerator(accelerator, loss, **kwargs)
+        with ExitStack() as spans:
+            for optimizer, always in self.optimizers.items():
+                accumulates = always or accelerator.gradient_accumulation_steps != 1
+                if optimizer.releases_gradients and accumulates:
+                    optimizer._source.expect_passes(1 if accelerator.sync_gradients else 2)
+                if always:
+                    spans.enter_context(optimizer.span("backward"))
+            self._of_accelerator(accelerator, loss, **kwargs)
 
 
 class _Clipping:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from zenflow.config import ZenFlowConfig
-from zenflow.integrations.accelerate import follow_accumulation, route_clipping, unwrapped
+from zenflow.integrations.accelerate import follow_backward, route_clipping, unwrapped
 from zenflow.integrations.step_log import StepLog
 from zenflow.optimizer import ZenFlowAdamW
 from zenflow.streaming.page import page_of
@@ -19,6 +19,8 @@ from zenflow.surface.stream_weights import stream_weights
 
 try:
     from transformers import DefaultFlowCallback, Trainer, TrainerCallback
+
+    from zenflow.integrations.tuned import TunedCourse, tuned_rules
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         'zenflow.integrations.transformers needs transformers: pip install "zenflow-offload[hf]"'
@@ -26,6 +28,8 @@ except ModuleNotFoundError as error:
 
 if TYPE_CHECKING:
     from transformers import Trainer as _Mixed
+
+    from autotune.online.tuning import Tuning
 else:
     _Mixed = object
 
@@ -129,6 +133,7 @@ class ZenFlowTrainerMixin(_Mixed):
     """The optimizer, with `report`, `memory` and `close()`; None before `train()`."""
     weight_stream: WeightStream | None = None
     """Stream of the layers' weights; None where all stay on the device."""
+    _course: TunedCourse | None = None
 
     def __init__(
         self,
@@ -137,6 +142,7 @@ class ZenFlowTrainerMixin(_Mixed):
         release: bool = True,
         stream: bool | Mapping[str, Any] = False,
         state_dir: str | PathLike[str] | None = None,
+        auto: bool | Mapping[str, Any] = False,
         optimizer_options: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -151,6 +157,9 @@ class ZenFlowTrainerMixin(_Mixed):
                 `{"resident_layers": 8}`.
             state_dir: Folder on a local drive for the host's states, with a `topk_ratio` of 0;
                 None keeps them in memory.
+            auto: Whether k, S and `select_interval` are chosen while the run goes on; or options
+                of `autotune.online.tuner.Tuner` by name, such as `{"largest_staleness": 8}`, or
+                `{"replay": "out/decisions.jsonl"}`, which repeats a tuned run.
             optimizer_options: Further arguments of `ZenFlowAdamW`, such as `controller`.
             **kwargs: The trainer's own arguments; no optimizer.
 
@@ -162,6 +171,10 @@ class ZenFlowTrainerMixin(_Mixed):
             raise ValueError(
                 "stream needs gradients that leave in backward: leave release=False out"
             )
+        if self._streams and auto is not False:
+            raise ValueError(
+                "stream has no tuner yet, whose simulator knows no visiting weights: leave it out"
+            )
         self._stream_options = dict(stream) if isinstance(stream, Mapping) else {}
         super().__init__(*args, **kwargs)
         if self._streams and self.weight_stream is None and self.model is not None:
@@ -169,8 +182,34 @@ class ZenFlowTrainerMixin(_Mixed):
         self._zenflow = zenflow
         self._releases = release
         self._optimizer_options = {"state_dir": state_dir, **(optimizer_options or {})}
+        if auto is not False:
+            self._course = TunedCourse(self, auto if isinstance(auto, Mapping) else {})
         _check_trainer(self, release=release, streams=self._streams)
         self.add_callback(ZenFlowCallback(self))
+        if self._course is not None:
+            self.add_callback(self._course)
+
+    @property
+    def tuning(self) -> Tuning | None:
+        """Controller and decisions of a tuned run; None before `train()`, and of any other."""
+        return None if self._course is None else self._course.tuning
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Train as `Trainer.train` does. A tuned trainer trains once."""
+        with (
+            nullcontext()
+            if self._course is None
+            else self._course.training(resume_from_checkpoint)
+        ):
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def compute_loss(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compute the loss; in training the timeline has it as a span, as it has backward."""
+        optimizer = self.zenflow_optimizer if model.training else None
+        with nullcontext() if optimizer is None else optimizer.span("forward"):
+            return super().compute_loss(model, *args, **kwargs)
 
     def _move_model_to_device(self, model: Any, device: torch.device) -> None:
         """Move a model to the device, or let its layers visit it."""
@@ -189,7 +228,7 @@ class ZenFlowTrainerMixin(_Mixed):
         self.zenflow_optimizer = _zenflow(self.optimizer)
         self.zenflow_optimizer.zero_grad()  # a run before may have been broken off in backward
         route_clipping(self.accelerator, self.zenflow_optimizer)
-        follow_accumulation(self.accelerator, self.zenflow_optimizer, always=True)
+        follow_backward(self.accelerator, self.zenflow_optimizer, always=True)
         return self.zenflow_optimizer
 
     def _optimizer_arguments(self) -> dict[str, Any]:
@@ -201,7 +240,8 @@ class ZenFlowTrainerMixin(_Mixed):
                 "max_grad_norm": self.args.max_grad_norm or None,
                 "accumulation_steps": self.args.gradient_accumulation_steps,
             }
-        return {**adamw, **mode, "config": self._zenflow, **self._optimizer_options}
+        options = {**adamw, **mode, "config": self._zenflow, **self._optimizer_options}
+        return options if self._course is None else options | self._course.begin(options)
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
         """Save the true weights, as `Trainer.save_model` saves the model's."""
@@ -214,6 +254,8 @@ class ZenFlowTrainerMixin(_Mixed):
         optimizer = self.zenflow_optimizer
         with nullcontext() if optimizer is None else optimizer.compact_states():
             super()._save_optimizer_and_scheduler(*args, **kwargs)
+        if self._course is not None:
+            self._course.save(optimizer, *args, **kwargs)
 
 
 class ZenFlowTrainer(ZenFlowTrainerMixin, Trainer):
@@ -230,7 +272,7 @@ def _asked_for(trainer: Trainer) -> tuple[Any, dict[str, Any]]:
     return trainer.get_optimizer_cls_and_kwargs(trainer.args, model)
 
 
-def _check_trainer(trainer: Trainer, *, release: bool, streams: bool) -> None:
+def _check_trainer(trainer: ZenFlowTrainerMixin, *, release: bool, streams: bool) -> None:
     """Refuse settings that this optimizer can't have, before any work.
 
     Raises:
@@ -271,6 +313,8 @@ def _check_trainer(trainer: Trainer, *, release: bool, streams: bool) -> None:
             "use save_steps, or set release=False",
         ),
     ]
+    if trainer._course is not None:
+        rules += tuned_rules(trainer, trainer._optimizer_options)
     broken = [text for holds, text in rules if not holds]
     if broken:
         raise ValueError("; ".join(broken))

@@ -25,7 +25,7 @@ from experiments.training.run.emulated_link import choose_link
 from experiments.training.run.evaluation import cross_entropy, forward
 from experiments.training.run.loop import Training
 from experiments.training.run.stop import StopRequest
-from experiments.training.run.tuned.tuning import Tuning, with_start
+from experiments.training.run.tuned.tuning import tuning_of, with_start
 from experiments.training.settings.training import TrainSettings
 
 _KEPT = (
@@ -181,7 +181,7 @@ def fine_tune(settings: TrainSettings, sentences: Sentences, folder: Path) -> Ro
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         bench = with_start(workbench(settings, sentences), None)
-        tuning = Tuning.of(bench, folder)
+        tuning = tuning_of(bench, folder)
         if tuning is not None:
             stack.callback(tuning.close)
         training = Finetuning(bench, folder, quiet(), None, tuning)

@@ -12,15 +12,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from autotune.decisions.file import DecisionLog, Header
+from autotune.online.tuning import Tuning
 from evidence.studies.tuned_goodput.turns import Scripted, Side, Taken, side
 from experiments.training.parts.setup import build_setup
-from experiments.training.run.tuned.controllers import make_controller
+from experiments.training.run.tuned.tuning import run_of, tuner_of
 from experiments.training.settings.training import TrainSettings
 from zenflow.controller import AbstractController
 from zenflow.knobs import Knobs
 from zenflow.lanes.copies import PacedLink
-from zenflow.provenance import provenance
 
 BEGINNING = 12
 """Steps of every side that are not counted: memory is touched for the first time, queues fill. A
@@ -179,16 +178,7 @@ def _regrets(tuned: Side, fixed: Side, num_steps: int, window: int) -> list[floa
 def _tuner(settings: TrainSettings, folder: Path, stack: ExitStack) -> AbstractController:
     """Return the controller that ``zenflow train --auto`` has, with its decisions file open."""
     folder.mkdir(parents=True, exist_ok=True)
-    log = DecisionLog(folder / f"{time.time_ns()}.jsonl")
-    controller = make_controller(build_setup(settings), log)
-    stack.callback(log.close)
-    stack.callback(controller.close)
-    log.start(
-        Header(
-            settings=settings.to_dict(),
-            knobs=Knobs.of(settings.config(None)),
-            largest_interval=controller.largest_interval,
-            **provenance(),
-        )
-    )
-    return controller
+    run = run_of(build_setup(settings))
+    tuning = Tuning.begin(tuner_of(settings), run, folder / f"{time.time_ns()}.jsonl")
+    stack.callback(tuning.close)
+    return tuning.controller

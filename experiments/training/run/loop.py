@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.online.tuning import Tuning
 from experiments.output.progress import Reporter
 from experiments.output.run_types import Evaluation, RunSummary
 from experiments.training.parts.files.checkpoint import CHECKPOINTS, Checkpoint
@@ -30,7 +31,7 @@ from experiments.training.run.step_rows import StepRows
 from experiments.training.run.stepper import Stepper
 from experiments.training.run.stop import StopRequest
 from experiments.training.run.summary import described, over_ranks, summarize, write_results
-from experiments.training.run.tuned.tuning import Tuning
+from experiments.training.run.tuned.tuning import tell_decisions
 from experiments.training.settings.rates import warmup_steps
 from zenflow.errors import CheckpointError
 from zenflow.report import MemoryPlan
@@ -103,7 +104,7 @@ class Training:
             NormError: A gradient norm was not finite; the message is for a user of the command.
         """
         self.reporter.start(self.setup.settings.label, self.step, self.setup.total_steps)
-        self._tell_decisions()
+        tell_decisions(self.tuning, self.optimizer, self.reporter)
         with saving_first(self):
             self._train(stop)
             summary, troubles = self._finish()
@@ -275,17 +276,7 @@ class Training:
             row["save_seconds"] = self._save_seconds
             self._save_seconds = 0.0
         self.rows.add(row | {"seconds": taken.seconds}, self.optimizer.report)
-        self._tell_decisions()
-
-    def _tell_decisions(self) -> None:
-        """Show the setting in force, and why it is another than before."""
-        if self.tuning is None:
-            return
-        for decision in self.tuning.news():
-            self.reporter.say(
-                f"after step {decision.step}: {decision.new} ({decision.by}: {decision.reason})"
-            )
-        self.reporter.show_setting(str(self.tuning.knobs(self.optimizer)))
+        tell_decisions(self.tuning, self.optimizer, self.reporter)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         self.stepper.restore(checkpoint)

@@ -25,7 +25,7 @@ from experiments.training.run.loop import MODEL, Outcome, Training
 from experiments.training.run.saved.resume import check_same_run, with_rise
 from experiments.training.run.saved.space import check_space
 from experiments.training.run.stop import StopRequest
-from experiments.training.run.tuned.tuning import Tuning, with_start
+from experiments.training.run.tuned.tuning import tuning_of, with_start
 from experiments.training.settings.training import TrainSettings
 from zenflow.errors import CheckpointError
 from zenflow.provenance import provenance
@@ -116,7 +116,7 @@ def _training(
     """Yield the loop's object and end the optimizer's threads behind it, whatever happened."""
     lines = None if checkpoint is None else checkpoint.state.get("decision_lines")
     with ExitStack() as stack:
-        tuning = Tuning.of(
+        tuning = tuning_of(
             setup if checkpoint is None else with_rise(setup, checkpoint), folder, lines
         )
         if tuning is not None:

@@ -18,8 +18,8 @@ from zenflow.provenance import provenance
 from zenflow.trace.ranks import write_ranks
 
 if TYPE_CHECKING:
+    from autotune.online.tuning import Tuning
     from experiments.training.parts.setup import RunSetup
-    from experiments.training.run.tuned.tuning import Tuning
     from zenflow.optimizer import ZenFlowAdamW
     from zenflow.report import MemoryPlan
     from zenflow.trace.timeline import Timeline

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from autotune.online.controllers import untunable
 from experiments.training.settings.comparison import (
     COMPARE_STEPS,
     KNOBS_OF_PRESET,
@@ -173,7 +174,9 @@ class TrainSettings(TuningSettings):
         broken = [*_combination_errors(self), *tuning_errors(self, self.strategy, self.knobs)]
         raise_violations("the run", broken)
         named_schedule(self.schedule, self.schedule_params)
-        self.config(steps_per_epoch=1)
+        config = self.config(steps_per_epoch=1)
+        if self.controller is not None:
+            raise_violations("the run", list(untunable(self.controller, config)))
 
     def config(self, steps_per_epoch: int | None) -> ZenFlowConfig:
         """Return the engine's configuration for a data set of so many steps."""

@@ -69,12 +69,6 @@ def tuning_errors(
             f"controller {name!r} tunes {' and '.join(_TUNABLE)}, but strategy is {strategy!r}, "
             "which has nothing to choose: leave one of the two out"
         )
-    rule = knobs.get("update_rule", "published" if strategy == "zenflow_paper" else "exact")
-    if name in ("twin", "both") and rule == "published":
-        yield (
-            f"controller {name!r} knows what late updates cost under the exact rule alone: use "
-            "strategy 'zenflow' with it, or controller 'zen-auto'"
-        )
     for knob in CHOSEN_KNOBS.get(str(name), ()):
         if knob in knobs:
             yield (

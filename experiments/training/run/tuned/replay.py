@@ -14,7 +14,6 @@ from typing import Any
 
 from autotune.decisions.file import read_decisions
 from experiments.training.settings.training import PACES, TrainSettings
-from zenflow.controller import LoggedDecisions
 from zenflow.errors import ConfigError
 
 HARMLESS = frozenset(
@@ -58,20 +57,3 @@ def _refuse(path: Path, changes: Sequence[str]) -> None:
             f"--replay repeats the run in {path} as it was, and {flags} would make another one "
             "of it: leave that out, or start a run of its own"
         )
-
-
-def replay_controller(settings: TrainSettings, total_steps: int) -> LoggedDecisions:
-    """Return the controller that takes the decisions of the run to be repeated.
-
-    Raises:
-        ConfigError: The file can't be read, or settings and data no longer make a run of its
-            length.
-    """
-    path = Path(settings.replay or "")
-    found = read_decisions(path)
-    if found.end is not None and found.end.step != total_steps:
-        raise ConfigError(
-            f"{path} can't be replayed: the run took {found.end.step} steps, and its settings now "
-            f"mean {total_steps}: the data has changed since; restore it"
-        )
-    return LoggedDecisions(found.changes, largest_interval=found.header.largest_interval)

@@ -12,9 +12,9 @@ import pytest
 from torch import distributed
 
 from autotune.online.logged_controller import LoggedController
+from autotune.online.tuner import Tuner
 from experiments.training.parts.ranks.launched import Launched
 from experiments.training.run.loop import Training
-from experiments.training.run.tuned import tuning as tuned
 from tests.experiments.conftest import leave_blank, look_up_once
 from tests.experiments.runs import train
 from tests.experiments.training.parts.test_checkpoint import file_size_limit
@@ -51,7 +51,7 @@ def limit_saves(patch, rank, step):
     patch.setattr(Training, "save", without_room)
 
 
-def tuned_by_the_clock(setup, log):
+def tuned_by_the_clock(tuner, run, log):
     return LoggedController(ByTheClock(None), log, by="twin", reason=lambda: "the clock said so")
 
 
@@ -60,7 +60,7 @@ def carry_out(command):
     with pytest.MonkeyPatch.context() as patch:
         leave_blank(patch)
         if command.get("clock"):
-            patch.setattr(tuned, "make_controller", tuned_by_the_clock)
+            patch.setattr(Tuner, "make_controller", tuned_by_the_clock)
         if "full" in command:
             limit_saves(patch, *command["full"])
         for name in ("SIGINT", "SIGKILL"):

@@ -6,17 +6,13 @@ import torch
 from rich.console import Console
 
 from autotune.decisions.file import Decision, DecisionLog, read_decisions, read_header
-from autotune.online.controller import SIGMAS
 from autotune.online.logged_controller import LoggedController
 from experiments.commands.training.config_file import read_config_file, settle_auto
 from experiments.output.progress import Reporter
 from experiments.training.parts.files.results import remove_results
-from experiments.training.run.tuned.controllers import machine_of, source_of
 from experiments.training.settings.comparison import COMPARED
 from experiments.training.settings.training import TrainSettings
 from experiments.training.settings.tuning import CHOSEN_KNOBS
-from sim.hardware.catalog import find_machine
-from sim.hardware.file import write_profile
 from tests.experiments.runs import (
     FAST,
     ended,
@@ -155,30 +151,6 @@ def test_other_strategies_of_a_comparison_are_not_tuned():
         assert settings.with_strategy(name) == TrainSettings(strategy=name)
         assert settings.with_strategy(name).label == name
     assert TrainSettings(controller="zen-auto").label == "zen-auto"
-
-
-def test_the_twin_starts_from_the_profile_or_the_table_or_any_machine_of_the_kind(tmp_path):
-    name = "hgx-h100"
-    auto = {"controller": "both", "link": (2e9, 3e9)}
-    by_table, unknown = TrainSettings(**auto, hardware=name), TrainSettings(**auto)
-    found = machine_of(by_table, is_cpu=False)
-    assert found.device == find_machine(name).device
-    assert found.num_devices == 1
-    assert (found.link.d2h.value, found.link.h2d.value) == (2e9, 3e9)
-    write_profile(find_machine(name), tmp_path / "profile.json")
-    by_profile = TrainSettings(controller="both", profile=str(tmp_path / "profile.json"))
-    assert machine_of(by_profile, is_cpu=False) == find_machine(name)
-    some_cpu = machine_of(unknown, is_cpu=True)
-    assert some_cpu.device.is_cpu
-    assert some_cpu.link.d2h.value == 2e9
-    assert not machine_of(unknown, is_cpu=False).device.is_cpu
-    sources = [source_of(settings) for settings in (by_profile, by_table, unknown)]
-    assert sources == ["calibrated", "table", "generic"]
-    assert SIGMAS[sources[0]] < SIGMAS[sources[1]] < SIGMAS[sources[2]]
-    with pytest.raises(ConfigError, match=r"profile\.json is of a GPU, but .* is a CPU"):
-        machine_of(by_profile, is_cpu=True)
-    with pytest.raises(ConfigError, match="can't be read"):
-        machine_of(TrainSettings(controller="both", profile="/absent.json"), is_cpu=True)
 
 
 def test_a_tuned_run_records_how_it_was_tuned(tmp_path, text, clock):
