@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers import Trainer, TrainerCallback
@@ -19,6 +19,8 @@ from zenflow.errors import ConfigError
 from zenflow.surface.arguments import checked_config
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from autotune.decisions.records import Decision
     from autotune.online.tuner import TunedRun
     from autotune.online.tuning import Tuning
@@ -85,14 +87,17 @@ class TunedCourse(TrainerCallback):
                 "a tuned trainer trains once, so that its decisions repeat the run: make another "
                 "trainer to go on, or to train anew"
             )
-        if checkpoint is True:
-            checkpoint = get_last_checkpoint(self._args.output_dir)
-        self._resumed = Path(checkpoint) if checkpoint else None
+        newest: Any = get_last_checkpoint
+        found = newest(self._args.output_dir) if checkpoint is True else checkpoint
+        self._resumed = Path(found) if found else None
         try:
             yield
         finally:
-            if self.tuning is not None:
-                self.tuning.close()
+            self._close()
+
+    def _close(self) -> None:
+        if self.tuning is not None:
+            self.tuning.close()
 
     def begin(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments with which the optimizer is tuned, its decisions file being open.
@@ -135,7 +140,7 @@ class TunedCourse(TrainerCallback):
         return self._trainer.args
 
     def _run(self, options: Mapping[str, Any]) -> TunedRun:
-        """Return what the tuner must know of the run.
+        """Return the facts of the run that the tuner must know.
 
         Raises:
             ConfigError: The number of steps is not known yet.
@@ -171,8 +176,7 @@ class TunedCourse(TrainerCallback):
         """
         if self._workload is not None:
             return self._workload
-        args, model = self._args, self._trainer.model
-        assert model is not None
+        args, model = self._args, cast("PreTrainedModel", self._trainer.model)
         frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
         if frozen:
             raise ConfigError(
@@ -186,7 +190,9 @@ class TunedCourse(TrainerCallback):
             sequence=self._sequence(),
             accumulation=args.gradient_accumulation_steps,
             dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
-            checkpointing=bool(args.gradient_checkpointing),
+            checkpointing=bool(
+                args.gradient_checkpointing or getattr(args, "activation_checkpointing", False)
+            ),
         )
         return workload
 
@@ -256,7 +262,7 @@ def _row(decision: Decision) -> dict[str, float]:
 
 
 def tuned_rules(trainer: Any, options: Mapping[str, Any]) -> list[tuple[bool, str]]:
-    """Return what a tuned trainer must not have, as pairs of whether a rule holds and its text.
+    """Return the rules of a tuned trainer: pairs of whether one holds, and its text.
 
     Args:
         trainer: The trainer.
