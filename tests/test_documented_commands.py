@@ -66,6 +66,7 @@ LOAN = Elsewhere("tests/evidence/benchmarks/test_gpu_loan.py")
 PEERS = Elsewhere("tests/evidence/benchmarks/test_gpu_peers.py")
 NOTEBOOKS = Elsewhere("tests/test_notebooks.py")
 TUNED = Elsewhere("tests/experiments/finetuning/test_documented.py")
+REPLAYED = Elsewhere("tests/experiments/finetuning/test_tuned.py")
 LINES = {
     "README.md": {
         'pip install "path/to/this/clone[finetune]"': INSTALLED,
@@ -85,6 +86,9 @@ LINES = {
         "zenflow finetune --model Qwen/Qwen3-1.7B --data chats.jsonl --out runs/mine": TUNED,
         "zenflow finetune --model my-model/ --data train.csv --eval-data held_out.csv "
         "--eval-every 100 --patience 3 --out runs/best": TUNED,
+        "zenflow finetune --model Qwen/Qwen3-1.7B --data chats.jsonl --auto --out runs/tuned":
+            TUNED,
+        "zenflow finetune --replay runs/tuned/decisions.jsonl --out runs/again": REPLAYED,
         "zenflow finetune --resume runs/mine": TUNED,
     },
     "docs/guides/train.md": {

@@ -131,7 +131,7 @@ class Tuning:
             searched = self.controller.search_seconds
             self.log.end(step=step, search_seconds=searched, run_seconds=run_seconds)
 
-    def summary(self, optimizer: ZenFlowAdamW, run_seconds: float) -> dict[str, Any]:
+    def summary(self, optimizer: ZenFlowAdamW, run_seconds: float | None = None) -> dict[str, Any]:
         """Return the entries of a run's summary on its tuning."""
         searched = self.controller.search_seconds
         return {

@@ -23,6 +23,7 @@ class Course(TrainerCallback):
         pace: SavePace | None,
         patience: int | None,
         answer: Callable[[Any], str] | None,
+        told: Callable[[], None],
     ) -> None:
         """Make the callback of one run.
 
@@ -32,9 +33,10 @@ class Course(TrainerCallback):
             pace: When to save by the clock; None saves nothing.
             patience: Evaluations without a lower held-out loss that end the run; None: any.
             answer: Returns a sample of a model's answers in words; None makes none.
+            told: Shows what a tuner has decided.
         """
         self._reporter, self._stop = reporter, stop
-        self._pace, self._patience, self._answer = pace, patience, answer
+        self._pace, self._patience, self._answer, self._told = pace, patience, answer, told
         self._began = self._ended = 0.0
         self._seconds, self._tokens = 0.0, 0
         self.losses: list[float] = []
@@ -48,6 +50,7 @@ class Course(TrainerCallback):
         """Show the run, from where it goes on."""
         self._tokens = state.num_input_tokens_seen
         self._reporter.start("finetune", state.global_step, state.max_steps)
+        self._told()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start the step's clock."""
@@ -57,6 +60,7 @@ class Course(TrainerCallback):
         """Stop the clock; ask for a save where one is due, and for the end after a signal."""
         self._ended = time.monotonic()
         self._seconds += self._ended - self._began
+        self._told()
         if self._stop.requested:
             control.should_training_stop = True
         if self._pace is None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from autotune.decisions.file import DECISIONS
 from experiments.finetuning.record import RECORD
 from experiments.training.parts.files.runlock import LOCK
 from zenflow.errors import ConfigError, ZenFlowError
 
-_KEPT_HERE = ["checkpoint-*", "runs/*", RECORD, LOCK, "training_args.bin"]
-"""Files of the run and not of the model: checkpoints, trackers' logs, record, lock."""
+_KEPT_HERE = ["checkpoint-*", "runs/*", RECORD, DECISIONS, LOCK, "training_args.bin"]
+"""Files of the run and not of the model: checkpoints, trackers' logs, record, decisions, lock."""
 
 
 def open_repository(name: str) -> None:

@@ -23,6 +23,7 @@ from sim.memory.saved import checkpoint_bytes
 from sim.memory_parts import Part
 from sim.schedules.streams import Streams
 from sim.simulate import Strategy
+from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 from zenflow.host.limits import free_bytes
 from zenflow.report import readable
@@ -87,14 +88,18 @@ class Placed:
     """Model of which only shapes and dtypes are looked at."""
     device: torch.device
     """Device on which the run computes."""
+    config: ZenFlowConfig
+    """Configuration that the run starts from."""
     streams: Mapping[str, Any] | None
     """Arguments of `stream_weights`; None where all weights stay on the device."""
 
     @classmethod
-    def of(cls, settings: FineTuning, model: Any, device: torch.device) -> Placed:
+    def of(
+        cls, settings: FineTuning, model: Any, device: torch.device, config: ZenFlowConfig
+    ) -> Placed:
         """Return the run with what `--stream` comes to on this device."""
-        streams = stream_arguments(model, settings.config, device, settings.run)
-        return cls(settings=settings, model=model, device=device, streams=streams)
+        streams = stream_arguments(model, config, device, settings.run)
+        return cls(settings=settings, model=model, device=device, config=config, streams=streams)
 
     @property
     def weights(self) -> int:
@@ -106,7 +111,7 @@ class Placed:
         """Bytes of the host's states that are on a drive."""
         if self.settings.run.state_dir is None:
             return 0
-        return memory_of_engine(self.model, self.settings.config).host.state
+        return memory_of_engine(self.model, self.config).host.state
 
 
 def expect(run: Placed, folder: Path, *, has_one: bool) -> ExpectedMemory:
@@ -121,7 +126,7 @@ def expect(run: Placed, folder: Path, *, has_one: bool) -> ExpectedMemory:
         NoRoomError: The disk has no room for checkpoints.
     """
     settings, weights = run.settings, run.weights
-    engine = memory_of_engine(run.model, settings.config)
+    engine = memory_of_engine(run.model, run.config)
     size = checkpoint_bytes(engine) - run.on_drive + weights
     told = "checkpoint: none (--no-checkpoint)"
     if settings.run.checkpoint:
@@ -156,7 +161,7 @@ def _simulated(placed: Placed) -> tuple[Part, ...]:
     stay = None if streams is None else Streams(resident_layers=streams["resident_layers"] or 0)
     strategy = Strategy.of(run.strategy, releases=run.gradients == "release", streams=stay)
     workload = run.workload(placed.model.config.to_dict())
-    return memory_of(workload, replace(strategy, config=placed.settings.config), _machine()).parts
+    return memory_of(workload, replace(strategy, config=placed.config), _machine()).parts
 
 
 def _machine() -> HardwareProfile:
@@ -172,7 +177,7 @@ def check(placed: Placed) -> None:
     Raises:
         NoRoomError: Host or device have not as much.
     """
-    run, config = placed.settings.run, placed.settings.config
+    run, config = placed.settings.run, placed.config
     if not run.memory_check:
         return
     on_cpu, streams = placed.device.type == "cpu", placed.streams is not None

@@ -28,10 +28,12 @@ from experiments.finetuning.trainer import (
     pace_of,
     shape_of,
 )
+from experiments.finetuning.tuned import started
 from experiments.output.progress import Reporter
 from experiments.training.parts.first_checks import check_new_states
 from experiments.training.parts.setup import choose_device, use_threads
 from experiments.training.run.stop import StopRequest
+from experiments.training.run.tuned.tuning import tell_decisions
 from zenflow.errors import ConfigError
 
 _LAST_LOSSES = 10
@@ -69,7 +71,9 @@ def fine_tune(
     if not resume:
         check_new_states(settings.run.state_dir)
     device = _device(settings)
-    placed = memory.Placed.of(settings, shape_of(settings), device)
+    shape = shape_of(settings)
+    config = started(settings, shape, device, checkpoint)
+    placed = memory.Placed.of(settings, shape, device, config)
     memory.check(placed)
     expected = memory.expect(placed, folder, has_one=resume)
     tokenizer = load_tokenizer(settings.run.model)
@@ -86,7 +90,11 @@ def fine_tune(
     trainer = make_trainer(settings, data, args, model, tokenizer, placed.streams)
     _check_rows(trainer, settings, folder, reporter, resume=resume)
     answers = _answers(trainer, settings)
-    course = Course(reporter, stop, pace_of(settings), settings.own.patience, answers)
+
+    def told() -> None:
+        tell_decisions(trainer.tuning, trainer.zenflow_optimizer, reporter)
+
+    course = Course(reporter, stop, pace_of(settings), settings.own.patience, answers, told)
     trainer.add_callback(course)
     if checkpoint is not None:
         step = int(checkpoint.name.rpartition("-")[2])
@@ -252,6 +260,7 @@ def _end(
             "seconds": course.seconds,
             "expected_memory": expected.to_dict(),
             "memory": optimizer.memory.to_dict() if optimizer is not None else None,
+            "tuning": trainer.tuning.summary(optimizer) if trainer.tuning is not None else None,
         },
     )
 

@@ -97,7 +97,7 @@ class FineTuning:
     @property
     def config(self) -> ZenFlowConfig:
         """The engine's configuration, with the engine's own defaults."""
-        return ZenFlowConfig.preset(self.run.strategy, **self.run.knobs)
+        return ZenFlowConfig.preset(self.run.strategy, **self.run.start_knobs)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain JSON values."""
@@ -133,7 +133,7 @@ def settle(
     Args:
         model: Folder or hub name, with weights.
         data: Files, folders and names of data sets.
-        shared: Settings of ``TrainSettings`` that are given.
+        shared: Settings of ``TrainSettings`` that are given, those of a tuned run included.
         knobs: Settings of the update rule that are given.
         own: Settings of `OwnSettings` that are given.
 

@@ -13,6 +13,7 @@ from trl import SFTConfig, SFTTrainer
 
 from experiments.finetuning.settings import FineTuning
 from experiments.finetuning.template import Templated
+from experiments.finetuning.tuned import trainer_options
 from experiments.training.parts.models.named import find_model, has_weights
 from experiments.training.run.saved.pace import COMPACT_STEPS, SavePace
 from zenflow.errors import ConfigError, NoRoomError
@@ -197,6 +198,7 @@ def make_trainer(
             release=run.gradients == "release",
             stream=False if streams is None else streams,
             state_dir=run.state_dir,
+            auto=trainer_options(settings, model.config.to_dict()),
             optimizer_options=options,
         )
     except MemoryError as error:

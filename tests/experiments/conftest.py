@@ -10,15 +10,13 @@ from typing import Any
 
 import pytest
 
-from autotune.online.logged_controller import LoggedController
-from autotune.online.tuner import Tuner
 from experiments.output import plots
 from experiments.search import results
 from experiments.training.parts.data import batches
 from experiments.training.parts.data.tokens import ByteTokenizer
 from experiments.training.run import comparison
 from experiments.training.run.tuned import picture
-from tests.experiments.tuned import ByTheClock
+from tests.experiments.tuned import ByTheClock, decide_by
 from zenflow import provenance
 
 
@@ -84,13 +82,5 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Let ``--auto`` be tuned by the clock."""
     made = Clock()
-
-    def make(tuner: Tuner, run: Any, log: Any) -> LoggedController:
-        del tuner, run
-        made.controllers.append(ByTheClock(made.stop_after))
-        return LoggedController(
-            made.controllers[-1], log, by="twin", reason=lambda: "the clock said so"
-        )
-
-    monkeypatch.setattr(Tuner, "make_controller", make)
+    made.controllers = decide_by(monkeypatch, lambda: ByTheClock(made.stop_after))
     return made

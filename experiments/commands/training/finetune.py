@@ -16,9 +16,15 @@ from experiments.commands.command import (
     option,
     with_flags,
 )
-from experiments.commands.flag_types import KNOWN_FOLDER, NEW_FOLDER
+from experiments.commands.flag_types import FILE, KNOWN_FOLDER, NEW_FOLDER
 from experiments.commands.setting_flags import setting_flag
-from experiments.commands.training.train_flags import given_flags, knob_flags, run_flags
+from experiments.commands.training.train_flags import (
+    given_flags,
+    given_tuning,
+    knob_flags,
+    run_flags,
+    tuning_flags,
+)
 from experiments.finetuning.record import RECORD, add_result, recorded_settings
 from experiments.finetuning.settings import (
     DEFAULTS,
@@ -29,6 +35,7 @@ from experiments.finetuning.settings import (
     settle,
     with_dtype,
 )
+from experiments.finetuning.tuned import replayed_settings
 from experiments.training.parts.files.runlock import LOCK, locked
 from experiments.training.parts.models.fine_tuning import written
 from experiments.training.parts.models.named import in_package
@@ -71,12 +78,15 @@ _flags = with_flags(
     option("--out", type=NEW_FOLDER, section="Run", help="Folder of the model, new or empty."),
     option("--resume", type=KNOWN_FOLDER, section="Run",
            help="Go on with the run in this folder, with its settings."),
+    option("--replay", type=FILE, section="Run",
+           help="Repeat the tuned run of this decisions.jsonl, bit for bit on a CPU."),
     option("--lora", "--peft", "--qlora", "lora", is_flag=True, expose_value=False, hidden=True,
            callback=_refuse_lora),
     *(setting_flag(item, section="Data, masks and evaluation",
                    default="" if item.default in (None, True, False) else written(item.default))
       for item in _OWN),
     *run_flags(SHARED, _default),
+    tuning_flags,
     knob_flags,
 )  # fmt: skip
 
@@ -88,6 +98,7 @@ _flags = with_flags(
         "zenflow finetune --model Qwen/Qwen3-1.7B --data chats.jsonl --out runs/mine",
         "zenflow finetune --model my-model/ --data train.csv --eval-data held_out.csv "
         "--eval-every 100 --patience 3 --out runs/mine",
+        "zenflow finetune --model Qwen/Qwen3-1.7B --data chats.jsonl --auto --out runs/tuned",
         "zenflow finetune --resume runs/mine",
     ],
 )
@@ -102,6 +113,8 @@ def finetune(context: click.Context, /, **flags: Any) -> Answer:
     """
     if flags["resume"] is not None:
         folder, settings = flags["resume"], _resumed(context, flags["resume"])
+    elif flags["replay"] is not None:
+        folder, settings = _replayed(context, flags)
     else:
         folder, settings = _new(context, flags)
     check_packages(settings.own)
@@ -111,7 +124,7 @@ def finetune(context: click.Context, /, **flags: Any) -> Answer:
             "without one; docs/guides/many-gpus.md has several GPUs"
         )
     flags_were_right(context)
-    if flags["resume"] is None:
+    if flags["resume"] is None and flags["replay"] is None:
         settings = with_dtype(settings, shared_flags(context)[0])
     with locked(folder):
         if flags["resume"] is None and any(path.name != LOCK for path in folder.iterdir()):
@@ -134,15 +147,27 @@ def _new(context: click.Context, flags: dict[str, Any]) -> tuple[Path, FineTunin
     shared, knobs = shared_flags(context)
     if shared.get("eval_data") is not None:
         check_named(shared["eval_data"], "--eval-data")
-    names = given(context)
-    own = {item.name: names[item.key] for item in _OWN if item.key in names}
-    return folder, settle(model, flags["data"], shared, knobs, own)
+    return folder, settle(model, flags["data"], shared, knobs, _own(context))
 
 
 def shared_flags(context: click.Context) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings of `SHARED` and the knobs that stand on the command line."""
+    """Return shared settings, those of a tuned run included, and knobs on the command line."""
     found, knobs = given_flags(context)
-    return {name: value for name, value in found.items() if name in SHARED}, knobs
+    shared = {name: value for name, value in found.items() if name in SHARED}
+    return {**shared, **given_tuning(context)}, knobs
+
+
+def _replayed(context: click.Context, flags: dict[str, Any]) -> tuple[Path, FineTuning]:
+    if not flags["out"]:
+        raise ConfigError("--out must be given: --replay makes a model of its own")
+    shared, knobs = shared_flags(context)
+    others = [*knobs, *(name for name in ("model", "data") if flags[name])]
+    return flags["out"], replayed_settings(flags["replay"], shared, _own(context), others)
+
+
+def _own(context: click.Context) -> dict[str, Any]:
+    names = given(context)
+    return {item.name: names[item.key] for item in _OWN if item.key in names}
 
 
 def _resumed(context: click.Context, folder: Path) -> FineTuning:

@@ -180,12 +180,17 @@ class TrainSettings(TuningSettings):
 
     def config(self, steps_per_epoch: int | None) -> ZenFlowConfig:
         """Return the engine's configuration for a data set of so many steps."""
-        knobs = {"min_split_elements": MIN_SPLIT_ELEMENTS, **self.knobs}
-        if self.controller == "zen-auto":
-            knobs["update_interval"] = 1  # the paper's start: it lengthens as training settles
+        knobs = {"min_split_elements": MIN_SPLIT_ELEMENTS, **self.start_knobs}
         if knobs.get("select_strategy") == "epoch":
             knobs.setdefault("steps_per_epoch", steps_per_epoch)
         return ZenFlowConfig.preset(self.strategy, **knobs)
+
+    @property
+    def start_knobs(self) -> dict[str, Any]:
+        """Fields of ``ZenFlowConfig`` that differ from the preset when the run begins."""
+        # The paper's start: S lengthens as training settles.
+        start = {"update_interval": 1} if self.controller == "zen-auto" else {}
+        return {**self.knobs, **start}
 
     @property
     def is_compact(self) -> bool:

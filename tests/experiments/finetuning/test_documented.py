@@ -14,6 +14,7 @@ LINES = {
     for document in DOCUMENTS
     for line in shell_lines((ROOT / document).read_text(encoding="utf-8"))
     if line.startswith("zenflow finetune ")
+    and "--replay" not in line  # of a run that is not there
 }
 
 

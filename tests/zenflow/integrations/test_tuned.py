@@ -13,9 +13,7 @@ pytest.importorskip("accelerate", reason='needs the extra: pip install "zenflow-
 from transformers import TrainerCallback, TrainingArguments
 
 from autotune.decisions.file import read_decisions
-from autotune.online.logged_controller import LoggedController
-from autotune.online.tuner import Tuner
-from tests.experiments.tuned import ByTheClock
+from tests.experiments.tuned import ByTheClock, Rehearsed, decide_by
 from tests.models import weights_of
 from tests.zenflow.integrations.hf import Recorded, arguments
 from tests.zenflow.integrations.tiny import CONFIG, are_equal, decoder, texts
@@ -28,30 +26,6 @@ FILE = "decisions.jsonl"
 
 class Recording(Recorded, ZenFlowTrainer):
     pass
-
-
-class Rehearsed(ByTheClock):
-    """Decides as often as the clock's controller, by its own count alone."""
-
-    def next_knobs(self, step, report, knobs):
-        if step % 2 == 0:
-            return knobs
-        self.turns += 1
-        changes = [{"update_interval": 1 + 3 * self.turns % 8},
-                   {"topk_ratio": 0.05 + self.turns % 8 / 32}]  # fmt: skip
-        return replace(knobs, **changes[self.turns % 2])
-
-
-def decide_by(patch, kind):
-    """Let `auto` be tuned by controllers of this kind; return those that were made."""
-    made = []
-
-    def make(tuner, run, log):
-        made.append(kind(None))
-        return LoggedController(made[-1], log, by="twin", reason=lambda: "so it was")
-
-    patch.setattr(Tuner, "make_controller", make)
-    return made
 
 
 def make(folder, *, auto=True, callbacks=None, given=None, **args):
@@ -177,7 +151,7 @@ def test_the_twin_measures_and_what_it_did_is_repeated(tmp_path, caplog):
     [
         ({"stream": True}, {}, "stream has no tuner yet"),
         ({"state_dir": "states"}, {}, "state_dir has no tuner yet"),
-        ({"optimizer_options": {"controller": Rehearsed(None)}}, {}, "both choose knobs"),
+        ({"optimizer_options": {"controller": Rehearsed()}}, {}, "both choose knobs"),
         ({}, {"auto_find_batch_size": True}, "auto_find_batch_size"),
         ({"auto": {"oracle": 1}}, {}, "auto has no option 'oracle'"),
         ({"auto": {"replay": "x", "profile": "y"}}, {}, "profile would be of no effect"),

@@ -7,7 +7,7 @@ torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,25 @@ def replay_settings(path: Path, changes: Mapping[str, Any]) -> TrainSettings:
     Raises:
         ConfigError: The file is damaged or unfinished, or a change would make it another run.
     """
-    _refuse(path, [name for name in changes if name not in HARMLESS])
-    saved = dict(read_decisions(path).header.settings)
+    refuse_changes(path, [name for name in changes if name not in HARMLESS])
+    return replayed_run(path, read_decisions(path).header.settings, changes)
+
+
+def replayed_run(
+    path: Path, saved: Mapping[str, Any], changes: Mapping[str, Any]
+) -> TrainSettings:
+    """Return the settings of a run that is repeated.
+
+    Args:
+        path: Decisions file of the run.
+        saved: Settings that the run had.
+        changes: Settings that stand on the command line, of `HARMLESS`.
+
+    Raises:
+        ConfigError: A version of its own wrote the file, or a change would make it another run.
+    """
     if saved.get("knobs", {}).get("host_state") == "compact":
-        _refuse(path, [name for name in changes if name in PACES])
+        refuse_changes(path, [name for name in changes if name in PACES])
     unknown = sorted(saved.keys() - {item.name for item in fields(TrainSettings)})
     if unknown:
         raise ConfigError(
@@ -50,7 +65,12 @@ def replay_settings(path: Path, changes: Mapping[str, Any]) -> TrainSettings:
     return TrainSettings.from_dict({**saved, **changes, "replay": str(path.resolve())})
 
 
-def _refuse(path: Path, changes: Sequence[str]) -> None:
+def refuse_changes(path: Path, changes: Collection[str]) -> None:
+    """Refuse flags that would make another run of the one that a decisions file repeats.
+
+    Raises:
+        ConfigError: There are some.
+    """
     if changes:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in changes)
         raise ConfigError(

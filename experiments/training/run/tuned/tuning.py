@@ -24,23 +24,24 @@ if TYPE_CHECKING:
     from autotune.online.tuner import TunedRun, Tuner
 
 
+def tuner_options(settings: TuningSettings) -> dict[str, Any]:
+    """Return the options of the tuner that a tuned run's settings name."""
+    return {
+        "controller": settings.controller,
+        "device_bytes": settings.device_memory,
+        "host_bytes": settings.host_memory,
+        "largest_staleness": settings.largest_staleness,
+        "smallest_captured": settings.smallest_captured,
+        "profile": settings.profile,
+        "hardware": settings.hardware,
+    }
+
+
 def tuner_of(settings: TuningSettings) -> Tuner:
     """Return the tuner that a tuned run's settings name."""
-    from autotune.constraints import Constraints
     from autotune.online.tuner import Tuner
 
-    chosen: Any = settings.controller
-    return Tuner(
-        controller=chosen,
-        constraints=Constraints(
-            device_bytes=settings.device_memory,
-            host_bytes=settings.host_memory,
-            largest_staleness=settings.largest_staleness,
-            smallest_captured=settings.smallest_captured,
-        ),
-        profile=settings.profile,
-        hardware=settings.hardware,
-    )
+    return Tuner.of(tuner_options(settings))
 
 
 def run_of(setup: RunSetup) -> TunedRun:
@@ -81,20 +82,29 @@ def with_start(setup: RunSetup, folder: Path | None) -> RunSetup:
     Raises:
         ConfigError: No setting keeps the bounds, or a decisions file can't be read.
     """
-    settings = setup.settings
-    if settings.replay is not None:
-        knobs = read_header(Path(settings.replay)).knobs
-    elif settings.controller is None:
+    if setup.settings.controller is None and setup.settings.replay is None:
         return setup
-    elif folder is not None:
-        knobs = read_header(folder / DECISIONS).knobs
-    else:
-        # Ranks begin alike, whatever each of them would find.
-        found = run_of(setup)
-        if setup.ranks.is_first:
-            found = tuner_of(settings).starting(found)
-        return replace(setup, config=setup.ranks.of_first(found.config), adviser=found.adviser)
-    return replace(setup, config=knobs.applied_to(setup.config))
+    found, saved = run_of(setup), None if folder is None else folder / DECISIONS
+    if setup.ranks.is_first:  # ranks begin alike, whatever each of them would find
+        found = begun(setup.settings, found, saved)
+    return replace(setup, config=setup.ranks.of_first(found.config), adviser=found.adviser)
+
+
+def begun(settings: TuningSettings, run: TunedRun, saved: Path | None) -> TunedRun:
+    """Return a tuned run with the configuration that it starts, or started, from.
+
+    Args:
+        settings: Its settings.
+        run: The run as it was given.
+        saved: Decisions file of a run that goes on; None for a new one.
+
+    Raises:
+        ConfigError: No setting keeps the bounds, or a decisions file can't be read.
+    """
+    path = saved if settings.replay is None else Path(settings.replay)
+    if path is None:
+        return tuner_of(settings).starting(run)
+    return replace(run, config=read_header(path).knobs.applied_to(run.config))
 
 
 def tuning_of(setup: RunSetup, folder: Path, num_lines: int | None = None) -> Tuning | None:

@@ -11,14 +11,12 @@ from datetime import timedelta
 import pytest
 from torch import distributed
 
-from autotune.online.logged_controller import LoggedController
-from autotune.online.tuner import Tuner
 from experiments.training.parts.ranks.launched import Launched
 from experiments.training.run.loop import Training
 from tests.experiments.conftest import leave_blank, look_up_once
 from tests.experiments.runs import train
 from tests.experiments.training.parts.test_checkpoint import file_size_limit
-from tests.experiments.tuned import ByTheClock
+from tests.experiments.tuned import ByTheClock, decide_by
 from tests.forks import send_output
 
 
@@ -51,16 +49,12 @@ def limit_saves(patch, rank, step):
     patch.setattr(Training, "save", without_room)
 
 
-def tuned_by_the_clock(tuner, run, log):
-    return LoggedController(ByTheClock(None), log, by="twin", reason=lambda: "the clock said so")
-
-
 def carry_out(command):
     """Run one command and return its exit code and what it said."""
     with pytest.MonkeyPatch.context() as patch:
         leave_blank(patch)
         if command.get("clock"):
-            patch.setattr(Tuner, "make_controller", tuned_by_the_clock)
+            decide_by(patch, ByTheClock)
         if "full" in command:
             limit_saves(patch, *command["full"])
         for name in ("SIGINT", "SIGKILL"):
