@@ -5,8 +5,9 @@ The tuner sees both sides, the engine's reports and the simulator's predictions,
 efficiency, never the step time alone.
 
 ====================================  ============================================================
-``online``, while a run goes on       ``controller`` measures and changes by ``trial_rules``;
-                                      ``zen_auto`` lets S follow the training
+``online``, while a run goes on       ``tuner`` has the options, ``tuning`` the run's controller
+                                      and file; ``controller`` measures and changes by
+                                      ``trial_rules``; ``zen_auto`` lets S follow the training
 ``adviser``, in a process of its own  what to try next, by a search of the refitted simulator
 ``model``                             the simulator refitted, its residual, the machine's noise
 ``decisions``                         what was measured and decided, in a file

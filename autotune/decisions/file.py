@@ -296,7 +296,7 @@ def _read(path: Path, lines: Sequence[str]) -> _DecisionSequence:
 
 
 def _resume_hint(path: Path) -> str:
-    return f"resume it with zenflow train --resume {path.parent}, or run it again"
+    return f"resume the run in {path.parent}, which then ends it, or run it again"
 
 
 def _lines(path: Path) -> list[str]:

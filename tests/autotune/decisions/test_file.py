@@ -114,7 +114,7 @@ def test_a_run_that_was_cut_off_is_to_be_resumed(tmp_path):
     path = write(tmp_path / "decisions.jsonl", finished=False)
     with pytest.raises(ConfigError, match="ends at line 5 without its end record") as caught:
         read_decisions(path)
-    assert f"zenflow train --resume {tmp_path}" in str(caught.value)
+    assert f"resume the run in {tmp_path}" in str(caught.value)
     path.write_text(path.read_text() + '{"n": 5, "ki')
     with pytest.raises(ConfigError, match=r"line 6: not JSON .* cut off: .* --resume"):
         read_decisions(path)

@@ -147,7 +147,7 @@ def test_the_tables_sums_are_those_of_the_optimizers_plan(folder, tmp_path):
     model = trainer.shape_of(found)
     assert all(param.is_meta for param in model.parameters())
     device = torch.device("cuda")  # which is not touched
-    placed = memory.Placed.of(found, model, device)
+    placed = memory.Placed.of(found, model, device, found.config)
     expected = memory.expect(placed, tmp_path, has_one=False)
     plan = memory.memory_of_engine(model, found.config).plan(has_ring=True)
     sizes = {part.name: part.num_bytes for part in expected.parts if part.place == "device"}

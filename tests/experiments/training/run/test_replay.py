@@ -139,7 +139,7 @@ def test_files_that_can_not_be_replayed_are_explained(tmp_path, flags, clock):
     lines = path.read_text().splitlines()
     refused(tmp_path / "absent.jsonl", "can't be read")
     path.write_text("\n".join(lines[:-1]) + "\n")
-    refused(path, "without its end record", "zenflow train --resume", "or run it again")
+    refused(path, "without its end record", "resume the run in", "or run it again")
     path.write_text("\n".join([lines[0], *lines[2:]]) + "\n")
     refused(path, "line 2: n must be 1, but is 2")
     change_header(settings={"warp": 9})

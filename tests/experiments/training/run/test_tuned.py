@@ -202,7 +202,7 @@ def test_a_signal_ends_a_tuned_run_without_an_end_and_it_goes_on(tmp_path, text,
     assert not (out / "tuning.png").exists()
     assert summary(out)["tuning"]["num_decisions"] == 3
     said = ended(2, "--out", tmp_path / "replay", "--replay", path)
-    assert f"resume it with zenflow train --resume {out}" in said
+    assert f"resume the run in {out}" in said
     ended(0, "--resume", out)
     assert (out / "tuning.png").exists()
     ended(0, "--out", tmp_path / "replay", "--replay", path)
