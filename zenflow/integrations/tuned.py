@@ -148,8 +148,8 @@ class TunedCourse(TrainerCallback):
         args, device, link = self._args, self._args.device, options.get("link")
         if self._trainer.state.max_steps < 1:
             raise ConfigError(
-                "auto must know the run's steps before its optimizer is made: let train() make it, "
-                "of transformers 5 or newer"
+                "auto must know the run's steps before its optimizer is made: let train() make "
+                "it, of transformers 5 or newer"
             )
         config = checked_config(options["config"])
         steps, is_cpu = self._trainer.state.max_steps, device.type == "cpu"

@@ -84,12 +84,13 @@ def test_what_was_decided_is_written_logged_and_repeated_bit_for_bit(tmp_path, m
 
 def test_a_run_that_was_cut_off_goes_on_with_its_decisions(tmp_path, monkeypatch):
     made = decide_by(monkeypatch, Rehearsed)
-    whole = trained(tmp_path / "whole")
-    trained(tmp_path / "cut", callbacks=[StopAt(4)])
+    bounded = {"auto": {"largest_staleness": 3}}  # which another S than the given one meets
+    whole = trained(tmp_path / "whole", **bounded)
+    trained(tmp_path / "cut", callbacks=[StopAt(4)], **bounded)
     with pytest.raises(ConfigError, match="without its end record"):
         trained(tmp_path / "no", auto={"replay": tmp_path / "cut" / FILE})
     (tmp_path / "cut" / FILE).write_text("{")  # as a kill leaves it
-    resumed = trained(tmp_path / "cut", resume=True)
+    resumed = trained(tmp_path / "cut", resume=True)  # from there, whatever bounds are now
     assert made[-1].turns == made[0].turns  # the controller went on where it was
     assert are_alike(whole, resumed)
     files = [read_decisions(tmp_path / name / FILE) for name in ("whole", "cut")]
