@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import torch
 
 _COMMAND = "zenflow finetune"
-_HARMLESS = HARMLESS | {"report_to", "push_to_hub", "sample_tokens"}
+_HARMLESS = (HARMLESS - {"eval_every"}) | {"report_to", "push_to_hub", "sample_tokens"}
+"""Settings that a replay may change; evaluations decide which weights are the best."""
 
 
 def trainer_options(settings: FineTuning, model_config: Mapping[str, Any]) -> Any:
@@ -59,15 +60,15 @@ def started(
             or a decisions file can't be read.
     """
     run, config = settings.run, settings.config
-    if run.controller is None and run.replay is None:
+    options = trainer_options(settings, model.config.to_dict())
+    if options is False:
         return config
     from autotune.online.tuner import TunedRun
     from experiments.training.run.tuned.tuning import begun, gpu_bytes
 
-    trainer_options(settings, model.config.to_dict())  # a family is found unknown before all else
     facts = TunedRun(
         config=config,
-        workload=lambda: run.workload(model.config.to_dict()),
+        workload=lambda: options["workload"],
         total_steps=run.steps or 1,  # which bounds don't ask for
         settings={},
         gpu_bytes=gpu_bytes(device),

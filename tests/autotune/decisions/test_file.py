@@ -116,7 +116,7 @@ def test_a_run_that_was_cut_off_is_to_be_resumed(tmp_path):
         read_decisions(path)
     assert f"resume the run in {tmp_path}" in str(caught.value)
     path.write_text(path.read_text() + '{"n": 5, "ki')
-    with pytest.raises(ConfigError, match=r"line 6: not JSON .* cut off: .* --resume"):
+    with pytest.raises(ConfigError, match=r"line 6: not JSON .* cut off: .* resume the run"):
         read_decisions(path)
 
 

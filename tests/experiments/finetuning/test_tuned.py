@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("trl", reason='needs the extra: pip install "zenflow-offload[finetune]"')
 
 from autotune.decisions.file import read_decisions
+from experiments.commands.answer import Exit
 from tests.experiments.finetuning.small import (
     FAST,
     chat,
@@ -77,7 +78,7 @@ def test_a_tuned_run_that_ctrl_c_ended_goes_on_by_the_same_bits(flags, tmp_path,
 
 def test_a_tuned_run_starts_within_its_bounds(flags, tmp_path, clock):
     ran = finetune("--out", tmp_path / "none", *flags, "--host-memory", "0.0001")
-    assert ran.exit_code == 2
+    assert ran.exit_code == Exit.NO_ROOM
     assert "can't be met by any setting" in ran.output
     tuned(tmp_path / "run", *flags, "--largest-staleness", 3)
     assert read_decisions(tmp_path / "run" / FILE).header.knobs.update_interval == 2
