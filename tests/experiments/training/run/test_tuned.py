@@ -188,7 +188,7 @@ def test_a_tuned_run_starts_within_its_bounds_and_says_if_it_can_not(tmp_path, t
     assert json.loads((out / "config.json").read_text())["config"]["update_interval"] == 2
     ended(0, "--resume", out, "--steps", "6")
     assert read_header(out / "decisions.jsonl").knobs == start
-    said = ended(2, "--out", tmp_path / "none", *flags, "--host-memory", "0.001")
+    said = ended(3, "--out", tmp_path / "none", *flags, "--host-memory", "0.001")
     assert "can't be met by any setting" in said
     assert not (tmp_path / "none").exists()
 
