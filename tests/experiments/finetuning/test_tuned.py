@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("trl", reason='needs the extra: pip install "zenflow-offload[finetune]"')
 
-from autotune.decisions.file import read_decisions
+from autotune.decisions.file import DecisionLog, Header, read_decisions
 from experiments.commands.answer import Exit
 from tests.experiments.finetuning.small import (
     FAST,
@@ -20,6 +20,8 @@ from tests.experiments.finetuning.small import (
 )
 from tests.experiments.finetuning.test_finetune import are_equal
 from tests.experiments.tuned import Rehearsed, decide_by
+from zenflow.config import ZenFlowConfig
+from zenflow.knobs import Knobs
 
 pytestmark = pytest.mark.filterwarnings("default")  # those of other packages are not ours
 FILE = "decisions.jsonl"
@@ -111,3 +113,15 @@ def test_a_replay_takes_no_flag_that_makes_another_run(tmp_path):
         assert ran.exit_code == 2
         assert "would make another one" in ran.output
     assert "--out must be given" in finetune("--replay", absent).output
+
+
+def test_a_file_of_another_loop_is_no_fine_tuning(tmp_path):
+    log = DecisionLog(tmp_path / FILE)
+    log.start(Header(settings={"steps": 9}, knobs=Knobs.of(ZenFlowConfig()), hardware={},
+                     largest_interval=None, versions={}, commit=None))  # fmt: skip
+    log.end(step=9, search_seconds=0.0, run_seconds=1.0)
+    log.close()
+    ran = finetune("--out", tmp_path / "run", "--replay", tmp_path / FILE)
+    assert ran.exit_code == 2
+    assert "is of no run of zenflow finetune" in " ".join(ran.output.split())
+    assert not (tmp_path / "run").exists()
