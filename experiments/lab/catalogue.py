@@ -54,6 +54,7 @@ _MODULES = {
     "hidden_machines": "evidence.studies.hidden_machines.study",
     "sst2": "evidence.studies.sst2.study",
     "small_data": "evidence.studies.small_data.study",
+    "glue": "evidence.studies.glue.study",
     "language_model": "evidence.studies.language_model.study",
     "host_state": "evidence.studies.host_state",
     "compression": "evidence.studies.compression.study",

@@ -150,6 +150,48 @@ def paired_p_value(differences: Sequence[float]) -> float:
     return 1 - student_share(freedom, abs(fmean(differences)) / error)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Equivalence:
+    """Result of two one-sided t-tests: whether paired differences lie within a margin of 0.
+
+    Schuirmann, "A comparison of the two one-sided tests procedure and the power approach for
+    assessing the equivalence of average bioavailability", 1987.
+    """
+
+    margin: float
+    """Largest difference, either way, that counts as none; set before anything runs."""
+    difference: float
+    """Mean of the paired differences over the seeds."""
+    interval: tuple[float, float]
+    """Interval at `CONFIDENCE`: it lies within the margin where both tests reject at 5%."""
+    p_value: float
+    """Larger p-value of the two tests; NaN of a single difference."""
+
+    @classmethod
+    def of(cls, differences: Sequence[float], margin: float) -> Equivalence:
+        """Return the test's result for paired differences, one for each seed."""
+        mean, half = fmean(differences), half_width_over_seeds(differences)
+        p_value, freedom = math.nan, len(differences) - 1
+        if freedom >= 1:
+            error = stdev(differences) / math.sqrt(len(differences))
+            inside = margin - abs(mean)
+            p_value = 0.0 if inside > 0 else 1.0
+            if error:
+                tail = (1 - student_share(freedom, abs(inside) / error)) / 2
+                p_value = tail if inside > 0 else 1 - tail
+        return cls(
+            margin=margin, difference=mean, interval=(mean - half, mean + half), p_value=p_value
+        )
+
+    @property
+    def verdict(self) -> str:
+        """Whether the two are equivalent; they may be shown to be neither."""
+        low, high = self.interval
+        if -self.margin < low and high < self.margin:
+            return HOLDS
+        return FAILS if low > self.margin or high < -self.margin else UNKNOWN
+
+
 def student_share(freedom: int, t: float) -> float:
     """Return the share of Student's distribution between -t and t.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -56,14 +57,22 @@ class Rule:
     """An optimizer that trains the model."""
 
     name: str
-    kind: Literal["adamw", "muon", "engine"] = "engine"
-    """Torch's AdamW, torch's Muon on matrices beside AdamW, or the engine."""
+    kind: Literal["adamw", "adamw8", "muon", "engine"] = "engine"
+    """Torch's AdamW, torchao's with moments of 8 bits, torch's Muon on matrices beside AdamW, or
+    the engine."""
     preset: str = "zenflow"
     """Preset of the engine."""
     knobs: Mapping[str, Any] = field(default_factory=dict)
     """Knobs that differ from the preset's."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Numbers of the weights that forward sees."""
+    is_peer: bool = False
+    """Whether others train so: it is drawn beside the engine's own rules."""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the packages that it needs are installed."""
+        return self.kind != "adamw8" or importlib.util.find_spec("torchao") is not None
 
     @property
     def beside(self) -> str:
@@ -80,21 +89,31 @@ RULES: Mapping[str, Rule] = {
         Rule(name=DEFAULT),
         Rule(name=COMPACT, knobs={"host_state": "compact"}),
         Rule(name=LONG, knobs={"update_interval": 16}),
-        Rule(name=PUBLISHED, preset="zenflow_paper"),
+        Rule(name=PUBLISHED, preset="zenflow_paper", is_peer=True),
         Rule(name="zenflow, k = 0", knobs={"topk_ratio": 0.0}),
         Rule(name="zenflow, 8-bit gradients", knobs={"gradient_link": "e4m3"}),
         Rule(
             name="zenflow, compact state, 8-bit gradients",
             knobs={"host_state": "compact", "gradient_link": "e4m3"},
         ),
-        Rule(name="delayed updates", preset="delayed"),
-        Rule(name="Muon", kind="muon"),
+        Rule(name="delayed updates", preset="delayed", is_peer=True),
+        Rule(name="Muon", kind="muon", is_peer=True),
+        Rule(name="8-bit AdamW (torchao)", kind="adamw8", is_peer=True),
+        Rule(
+            name="AdamW, compact state (our 8 bits)",
+            preset="zero_offload",
+            knobs={"host_state": "compact"},
+        ),
         Rule(name=SHORT_ADAMW, preset="on_device", dtype="bfloat16"),
         Rule(name=SHORT, dtype="bfloat16"),
     )
 }
-"""Every rule by its name, the most telling first. 8-bit AdamW is left out: torch has none, and
-bitsandbytes is not among the packages that this project is tested with."""
+"""Every rule by its name, the most telling first.
+
+DeepSpeed's ZenFlow is the published rule, and ZeRO-Offload's one-step delay the delayed updates.
+torch has no AdamW of 8 bits. torchao's has runs where that is installed; our own compact state,
+without any late update, shows what rounding alone does.
+"""
 _CLAIMS = (ADAMW, *CLAIMED)
 _SEEDED = (LONG, PUBLISHED)
 _OTHERS = tuple(name for name in RULES if name not in (*_CLAIMS, *_SEEDED))
@@ -131,6 +150,7 @@ class Subject:
             for lr in rates
             for task in TASKS
             for name in names
+            if RULES[name].is_there
         ]
         return [cell for cell in cells if cell.settings["lr"] == rate] if smoke else cells
 

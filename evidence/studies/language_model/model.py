@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -134,6 +136,27 @@ def load_model(path: Path) -> nn.Module:
         model = plain
     rounded: nn.Module = model.to(torch.bfloat16)
     return rounded
+
+
+def in_folder(path: Path, folder: Path) -> Path:
+    """Return a folder with a model's config.json, weights and tokenizer.
+
+    Args:
+        path: Folder, which is returned as it is, or GGUF file.
+        folder: Folder that a GGUF file's numbers are written to in bfloat16, unless it is there.
+    """
+    if path.is_dir():
+        return path
+    if not folder.is_dir():
+        draft = folder.with_name(f"{folder.name}.{os.getpid()}.draft")
+        model: Any = load_model(path)
+        model.save_pretrained(draft)
+        load_tokenizer(path).inner.save_pretrained(draft)
+        try:
+            draft.rename(folder)
+        except OSError:  # another process has been faster
+            shutil.rmtree(draft)
+    return folder
 
 
 def load_tokenizer(path: Path) -> Pretrained:

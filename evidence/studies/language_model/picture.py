@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from evidence.studies.language_model.design import ADAMW, COMPACT, DEFAULT, LONG, PUBLISHED
+from evidence.studies.language_model.design import (
+    ADAMW,
+    COMPACT,
+    DEFAULT,
+    LONG,
+    PUBLISHED,
+    RULES,
+)
 from experiments.lab.study import Data
 
 _STYLES: Mapping[str, tuple[str, str]] = {
@@ -19,7 +27,7 @@ _STYLES: Mapping[str, tuple[str, str]] = {
     PUBLISHED: ("#e7298a", ":"),
 }
 """Colour and dash of each rule whose curve is drawn."""
-_OTHER = "#999999"
+_OTHER, _PEER = "#999999", "#a6761d"
 
 
 def draw(data: Data, rate: float, margin: float) -> Figure:
@@ -56,12 +64,33 @@ def _draw_curves(axes: Axes, groups: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _draw_ends(axes: Axes, groups: Sequence[Mapping[str, Any]], margin: float) -> None:
-    shown = [g for g in groups if g["percent"] and g["rule"] != g["beside"]]
+    """Draw every rule beside AdamW, the least loss above; peers are marked by a star.
+
+    Losses of a thousandth and of half are told apart: behind the margin the axis is logarithmic.
+    """
+    compared = [g for g in groups if g["percent"] and g["rule"] != g["beside"]]
+    shown = sorted(compared, key=lambda group: fmean(group["percent"]))
     axes.axvspan(-margin, margin, color="#e8f0ec", linewidth=0)
     axes.axvline(0, color=_STYLES[ADAMW][0], linewidth=1)
     for line, group in enumerate(shown):
-        colour, _ = _STYLES.get(group["rule"], (_OTHER, ""))
-        axes.scatter(group["percent"], [line] * len(group["percent"]), color=colour, s=26)
+        is_peer = RULES[group["rule"]].is_peer
+        colour, _ = _STYLES.get(group["rule"], (_PEER if is_peer else _OTHER, ""))
+        axes.scatter(
+            group["percent"], [line] * len(group["percent"]), color=colour, s=26 + 50 * is_peer,
+            marker="*" if is_peer else "o",
+        )  # fmt: skip
+        axes.annotate(
+            f"{round(fmean(group['percent']), 2) + 0.0:+.2f}%", (1, line),
+            xycoords=("axes fraction", "data"), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8,
+        )  # fmt: skip
+    axes.set_xscale("symlog", linthresh=margin)
+    low, high = axes.get_xlim()
+    ticks = [0, *(sign * value for value in (margin, 1, 3, 10, 30, 100) for sign in (-1, 1))]
+    shown_ticks = sorted({tick for tick in ticks if low <= tick <= high})
+    axes.set_xticks(shown_ticks, [f"{tick:g}" for tick in shown_ticks])
+    axes.minorticks_off()
     axes.set_yticks(range(len(shown)), [group["rule"] for group in shown])
     axes.invert_yaxis()
-    axes.set_xlabel("held-out loss above AdamW's, %, by seed; the band is the margin")
+    axes.set_xlabel(
+        "held-out loss beside AdamW's, %\ndots: seeds; band: margin; stars: others' rules"
+    )

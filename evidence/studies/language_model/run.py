@@ -104,6 +104,10 @@ def _learner(
             yield learner
     elif rule.kind == "adamw":
         yield of_torch([torch.optim.AdamW(**adamw_arguments(params, settings))], params, most)
+    elif rule.kind == "adamw8":
+        from torchao.optim import AdamW8bit
+
+        yield of_torch([AdamW8bit(**adamw_arguments(params, settings))], params, most)
     else:
         yield of_torch(_muon(settings, params, model), params, most)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import fmean
 
@@ -12,6 +12,7 @@ from torch import nn
 from evidence.studies.late_updates.optimizer import Group, Hypers, LateOptimizer
 from evidence.studies.late_updates.rules import Rule
 from evidence.studies.learners import Learner, adamw_arguments, groups_of, of_engine, of_torch
+from evidence.studies.scores import accuracy
 from evidence.studies.small_data.design import ADAMW, POINTS_PER_EPOCH, Variant
 from evidence.studies.sst2.data import Sentences
 from evidence.studies.sst2.run import TestBatches, workbench
@@ -25,13 +26,27 @@ _DIGITS = 5
 
 
 def fine_tune(
-    settings: TrainSettings, sentences: Sentences, variant: Variant, progress: Progress
+    settings: TrainSettings,
+    sentences: Sentences,
+    variant: Variant,
+    progress: Progress,
+    *,
+    score: Callable[[Sequence[int], Sequence[int]], float] = accuracy,
+    tests_per_epoch: int = POINTS_PER_EPOCH,
 ) -> Row:
     """Make a run.
 
+    Args:
+        settings: Protocol, model and seed.
+        sentences: Sentences to train and to test on.
+        variant: Rule that trains.
+        progress: Hears of every step.
+        score: Function of predicted and true labels.
+        tests_per_epoch: Number of tests in each pass over the sentences.
+
     Returns:
         ``losses``: training loss of each step. ``points``: lists of step, mean training loss
-        since the last point, test loss and accuracy. ``train_loss``, ``test_loss``, ``accuracy``:
+        since the last point, test loss and score. ``train_loss``, ``test_loss``, ``score``:
         those of the last point.
     """
     bench = workbench(settings, sentences)
@@ -42,7 +57,7 @@ def fine_tune(
     points: list[list[float]] = []
     per_epoch = bench.data.train.per_epoch
     total = per_epoch * int(settings.epochs or 1)
-    every = max(1, per_epoch // POINTS_PER_EPOCH)
+    every = max(1, per_epoch // tests_per_epoch)
     with _learner(settings, params, variant) as learner:
         for step in range(total):
             batch = bench.data.train.batch(step)
@@ -55,28 +70,34 @@ def fine_tune(
             if (step + 1) % every == 0 or step + 1 == total:
                 since = int(points[-1][0]) if points else 0
                 with learner.true_weights():
-                    tested = _test(bench.model, tests)
+                    tested = _test(bench.model, tests, score)
                 points.append([step + 1, round(fmean(losses[since:]), _DIGITS), *tested])
             progress((step + 1) / total, f"step {step + 1}")
-    _, train_loss, test_loss, accuracy = points[-1]
+    _, train_loss, test_loss, last = points[-1]
     return {
         "losses": losses, "points": points, "train_loss": train_loss, "test_loss": test_loss,
-        "accuracy": accuracy,
+        "score": last,
     }  # fmt: skip
 
 
 @torch.no_grad()
-def _test(model: nn.Module, batches: TestBatches) -> tuple[float, float]:
-    """Return loss and accuracy over the whole test."""
+def _test(
+    model: nn.Module,
+    batches: TestBatches,
+    score: Callable[[Sequence[int], Sequence[int]], float],
+) -> tuple[float, float]:
+    """Return loss and score over the whole test."""
     model.eval()
-    losses = right = count = 0.0
+    losses = 0.0
+    predicted: list[int] = []
+    labels: list[int] = []
     for items, batch in batches:
         logits = forward(model, batch)
         losses += cross_entropy(logits, batch).item() * len(items)
-        right += float((logits.argmax(-1) == batch.targets).sum())
-        count += len(items)
+        predicted += logits.argmax(-1).tolist()
+        labels += batch.targets.tolist()
     model.train()
-    return round(losses / count, _DIGITS), round(right / count, _DIGITS)
+    return round(losses / len(labels), _DIGITS), round(score(predicted, labels), _DIGITS)
 
 
 @contextmanager

@@ -27,7 +27,8 @@ def _run(cell: Cell, job: Job) -> Row:
     from evidence.studies.small_data.run import fine_tune  # loads torch
 
     training, sentences, variant = cell.work
-    return fine_tune(training, sentences, variant, job.progress)
+    row = fine_tune(training, sentences, variant, job.progress)
+    return {**row, "accuracy": row["score"]}
 
 
 def _summarise(rows: Sequence[Row], config: Data) -> Data:
