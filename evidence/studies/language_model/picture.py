@@ -81,7 +81,8 @@ def _draw_ends(axes: Axes, groups: Sequence[Mapping[str, Any]], margin: float) -
         )  # fmt: skip
         axes.annotate(
             f"{round(fmean(group['percent']), 2) + 0.0:+.2f}%", (1, line),
-            xycoords=("axes fraction", "data"), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8,
+            xycoords=("axes fraction", "data"), xytext=(4, 0), textcoords="offset points",
+            va="center", fontsize=8,
         )  # fmt: skip
     axes.set_xscale("symlog", linthresh=margin)
     low, high = axes.get_xlim()
