@@ -1,6 +1,6 @@
 """The engine's own pass on a GPU, counted: launches of a step, and bytes of each part.
 
-    python -m evidence.benchmarks.pass_counts [--out FOLDER]
+    TRITON_INTERPRET=1 python -m evidence.benchmarks.pass_counts [--out FOLDER]
 
 torch's operations and Triton's kernels, side by side, on a machine without a GPU:
 
@@ -68,6 +68,11 @@ _WARM = decoder_1b.INTERVAL
 _own = threading.local()
 
 
+def is_lane() -> bool:
+    """Whether the calling thread is a lane's."""
+    return hasattr(_own, "lane")
+
+
 class _Counting(TorchDispatchMode):
     """Tells of each operation of its thread that launches something."""
 
@@ -90,14 +95,17 @@ class Launches:
         """Begin with none."""
         self.counts: Counter[str] = Counter()
         self.is_on = False
-        self._sign = 1
 
     def add(self, func: Any = None, *_: Any) -> None:
         """Count a launch of the calling thread; one of Triton's has no operation."""
         if self.is_on:
-            is_copy = func is not None and name_of(func) == "copy_" and hasattr(_own, "lane")
-            part = COPIES if is_copy else getattr(_own, "part", REST)
-            self.counts[part] += getattr(_own, "sign", 1)
+            is_copy = func is not None and name_of(func) == "copy_" and is_lane()
+            self.counts[COPIES if is_copy else self.part] += getattr(_own, "sign", 1)
+
+    @property
+    def part(self) -> str:
+        """Part of the pass that the calling thread is in."""
+        return getattr(_own, "part", REST)
 
     @contextmanager
     def section(self, kind: int) -> Iterator[None]:

@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 
 from evidence.benchmarks import pass_counts
 from evidence.benchmarks.dispatched import bytes_of, is_launched
-from evidence.benchmarks.interpreter import decoder_1b, turns
+from evidence.benchmarks.interpreter import decoder_1b, order, turns
 from zenflow.host.kernel import active_kernel
 
 pytestmark = pytest.mark.skipif(
@@ -91,3 +91,22 @@ def test_an_operations_bytes_are_what_it_reads_and_writes(run, expected):
         counted.total = 0
         run(*given)
     assert counted.total == expected
+
+
+@needs_kernel
+@pytest.mark.parametrize("kernels", pass_counts.IMPLEMENTATIONS)
+def test_in_keep_mode_python_without_launches_comes_before_the_last_small_kernels(kernels):
+    found = order.order_of(turns.KEEP, kernels)
+    names = [(moment.name, moment.kind) for moment in found.moments]
+    launches = [place for place, (_, kind) in enumerate(names) if kind == "launch"]
+    adamw = names.index(("AdamW of columns", "launch"))
+    assert names.index((order.SCHEDULING, "return")) < adamw
+    assert names.index(("gradients come in", "return")) < launches[0] + len(launches) // 4
+    behind = found.calls - found.moments[launches[-1]].calls
+    assert behind < 0.05 * found.calls
+    timeline = order.timeline_of(found)
+    assert timeline.lanes == ("launches", "python")
+    (scheduling,) = [span for span in timeline.spans if span.name == order.SCHEDULING]
+    assert all(
+        span.start >= scheduling.end for span in timeline.spans if span.name == "AdamW of columns"
+    )
