@@ -29,7 +29,7 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from evidence.benchmarks.dispatched import bytes_of, is_launched, name_of
+from evidence.benchmarks.dispatched import bytes_of, name_of, num_launches
 from evidence.benchmarks.gpu.device_pass import IMPLEMENTATIONS, laid_out, parts_of
 from evidence.benchmarks.interpreter import decoder_1b, turns
 from evidence.benchmarks.interpreter.lock_holders import BARE
@@ -83,7 +83,7 @@ class _Counting(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         returned = func(*args, **(kwargs or {}))
-        if is_launched(func):
+        if num_launches(func, args):
             self._tell(func, args, kwargs or {}, returned)
         return returned
 
@@ -96,11 +96,12 @@ class Launches:
         self.counts: Counter[str] = Counter()
         self.is_on = False
 
-    def add(self, func: Any = None, *_: Any) -> None:
-        """Count a launch of the calling thread; one of Triton's has no operation."""
+    def add(self, func: Any = None, args: Sequence[Any] = (), *_: Any) -> None:
+        """Count launches of the calling thread; one of Triton's has no operation."""
         if self.is_on:
+            count = 1 if func is None else num_launches(func, args)
             is_copy = func is not None and name_of(func) == "copy_" and is_lane()
-            self.counts[COPIES if is_copy else self.part] += getattr(_own, "sign", 1)
+            self.counts[COPIES if is_copy else self.part] += count * getattr(_own, "sign", 1)
 
     @property
     def part(self) -> str:

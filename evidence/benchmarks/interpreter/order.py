@@ -69,9 +69,9 @@ class Order(Launches):
     def _note(self, name: str, kind: str) -> None:
         self.moments.append(Moment(time.perf_counter(), self.calls, name, kind))
 
-    def add(self, func: Any = None, *call: Any) -> None:
+    def add(self, func: Any = None, args: Sequence[Any] = (), *_: Any) -> None:
         """Note a launch of the training thread."""
-        super().add(func, *call)
+        super().add(func, args)
         if self.is_on and not is_lane():
             self._note(self.part, "launch")
 

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("triton")
 
 from evidence.benchmarks import pass_counts
-from evidence.benchmarks.dispatched import bytes_of, is_launched
+from evidence.benchmarks.dispatched import bytes_of, num_launches
 from evidence.benchmarks.interpreter import decoder_1b, order, turns
 from zenflow.host.kernel import active_kernel
 
@@ -55,6 +55,17 @@ def test_triton_asks_for_hardly_more_bytes_than_the_least_and_torch_for_more():
         assert torchs[part]["counted"] > 1.5 * tritons[part]["counted"], part
 
 
+def test_lists_of_one_shape_are_one_launch_and_others_are_as_many_as_they_have():
+    launches = pass_counts.Launches()
+    launches.is_on = True
+    alike, scalars = [torch.ones(3), torch.ones(4)], [torch.ones(()), torch.ones(())]
+    for others, expected in ((alike, 1), (scalars, 2)):
+        launches.counts.clear()
+        with launches.section(turns.COUNTED):
+            torch._foreach_mul_(alike, others)
+        assert launches.counts == {pass_counts.REST: expected}
+
+
 class Bytes(TorchDispatchMode):
     """Adds up the bytes of operations."""
 
@@ -64,7 +75,7 @@ class Bytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         returned = func(*args, **(kwargs or {}))
-        if is_launched(func):
+        if num_launches(func, args):
             self.total += bytes_of(func, args, kwargs or {}, returned)
         return returned
 
