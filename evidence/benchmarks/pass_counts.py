@@ -95,13 +95,15 @@ class Launches:
         """Begin with none."""
         self.counts: Counter[str] = Counter()
         self.is_on = False
+        self._adding = threading.Lock()
 
     def add(self, func: Any = None, args: Sequence[Any] = (), *_: Any) -> None:
         """Count launches of the calling thread; one of Triton's has no operation."""
         if self.is_on:
             count = 1 if func is None else num_launches(func, args)
             is_copy = func is not None and name_of(func) == "copy_" and is_lane()
-            self.counts[COPIES if is_copy else self.part] += count * getattr(_own, "sign", 1)
+            with self._adding:  # two lanes copy
+                self.counts[COPIES if is_copy else self.part] += count * getattr(_own, "sign", 1)
 
     @property
     def part(self) -> str:

@@ -212,8 +212,8 @@ def _rows(
     for (name, run), seconds in expected.items():
         if (name, run) not in reached:
             blank = dict.fromkeys(("tokens", "share", "stalled", "peak"), "")
-            ahead = {"predicted": f"{1e3 * seconds:.1f}"}
-            yield {"cell": name, "run": run, "ms": "not reached", **ahead, **blank}
+            told = {"ms": "not reached", "predicted": f"{1e3 * seconds:.1f}"}
+            yield {"cell": name, "run": run, **told, **blank}
 
 
 def _json(path: Path) -> dict[str, Any]:
