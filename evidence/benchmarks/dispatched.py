@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,13 +28,21 @@ def name_of(operation: Any) -> str:
     return str(operation.overloadpacket.__name__)
 
 
-def is_launched(operation: Any) -> bool:
-    """Whether an operation launches a kernel or a copy on a GPU.
+def num_launches(operation: Any, args: Sequence[Any]) -> int:
+    """Return the kernels and copies that an operation launches on a GPU.
 
-    Several tensors at a time (`torch._foreach_mul_`) count as one. A GPU takes one launch for
-    some hundred of them.
+    Several tensors at a time (`torch._foreach_mul_`) count as one, though a GPU takes one launch
+    for some hundred of them. Where two lists differ in shapes torch takes them one by one.
     """
-    return name_of(operation) not in _IDLE
+    name = name_of(operation)
+    if name in _IDLE:
+        return 0
+    lists = [value for value in args if isinstance(value, list | tuple)]
+    if name.startswith("_foreach_") and len(lists) > 1:
+        pairs = zip(*lists[:2], strict=True)
+        if any(one.shape != other.shape for one, other in pairs):
+            return len(lists[0])
+    return 1
 
 
 def bytes_of(operation: Any, args: Any, kwargs: Any, returned: Any) -> int:

@@ -1,6 +1,6 @@
 """The engine's own pass on a GPU, counted: launches of a step, and bytes of each part.
 
-    python -m evidence.benchmarks.pass_counts [--out FOLDER]
+    TRITON_INTERPRET=1 python -m evidence.benchmarks.pass_counts [--out FOLDER]
 
 torch's operations and Triton's kernels, side by side, on a machine without a GPU:
 
@@ -29,7 +29,7 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from evidence.benchmarks.dispatched import bytes_of, is_launched, name_of
+from evidence.benchmarks.dispatched import bytes_of, name_of, num_launches
 from evidence.benchmarks.gpu.device_pass import IMPLEMENTATIONS, laid_out, parts_of
 from evidence.benchmarks.interpreter import decoder_1b, turns
 from evidence.benchmarks.interpreter.lock_holders import BARE
@@ -68,6 +68,11 @@ _WARM = decoder_1b.INTERVAL
 _own = threading.local()
 
 
+def is_lane() -> bool:
+    """Whether the calling thread is a lane's."""
+    return hasattr(_own, "lane")
+
+
 class _Counting(TorchDispatchMode):
     """Tells of each operation of its thread that launches something."""
 
@@ -78,7 +83,7 @@ class _Counting(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         returned = func(*args, **(kwargs or {}))
-        if is_launched(func):
+        if num_launches(func, args):
             self._tell(func, args, kwargs or {}, returned)
         return returned
 
@@ -90,14 +95,20 @@ class Launches:
         """Begin with none."""
         self.counts: Counter[str] = Counter()
         self.is_on = False
-        self._sign = 1
+        self._adding = threading.Lock()
 
-    def add(self, func: Any = None, *_: Any) -> None:
-        """Count a launch of the calling thread; one of Triton's has no operation."""
+    def add(self, func: Any = None, args: Sequence[Any] = (), *_: Any) -> None:
+        """Count launches of the calling thread; one of Triton's has no operation."""
         if self.is_on:
-            is_copy = func is not None and name_of(func) == "copy_" and hasattr(_own, "lane")
-            part = COPIES if is_copy else getattr(_own, "part", REST)
-            self.counts[part] += getattr(_own, "sign", 1)
+            count = 1 if func is None else num_launches(func, args)
+            is_copy = func is not None and name_of(func) == "copy_" and is_lane()
+            with self._adding:  # two lanes copy
+                self.counts[COPIES if is_copy else self.part] += count * getattr(_own, "sign", 1)
+
+    @property
+    def part(self) -> str:
+        """Part of the pass that the calling thread is in."""
+        return getattr(_own, "part", REST)
 
     @contextmanager
     def section(self, kind: int) -> Iterator[None]:

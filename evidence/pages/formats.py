@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 _WORDS = ("", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -60,6 +60,7 @@ FILTERS = {
     "beside": beside,
     "enumerated": enumerated,
     "mean": fmean,
+    "median": median,
     "number": number,
     "one": one,
     "percent": percent,

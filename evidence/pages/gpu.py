@@ -40,6 +40,8 @@ def read_suite(folder: Path) -> dict[str, Any]:
     suite = _json(folder / SUITE)
     records = [_json(path) for path in sorted(folder.glob(f"presets-*/{RECORD}"))]
     cells = [cell for record in records for cell in record["cells"]]
+    unreached = [name for record in records for name in record["not_reached"]]
+    expected = predicted(suite, cells, unreached)
     judged = [(cell["cell"]["name"], aim) for cell in cells for aim in aims(cell["runs"])]
     return {
         "name": folder.name,
@@ -50,17 +52,30 @@ def read_suite(folder: Path) -> dict[str, Any]:
         "parts": [f"{part['part']} {_ended(folder, part)}" for part in suite["parts"]],
         "first": _first(cells),
         "picture": PICTURE if (folder / PICTURE).is_file() else "",
-        "rows": list(_rows(cells, predicted(suite, cells))),
+        "rows": list(_rows(cells, expected)),
+        "off": list(_off(cells, expected)),
+        "expected": {key: 1e3 * seconds for key, seconds in expected.items()},
         "applying": sum(aim.holds is not None for _, aim in judged),
         "missed": [f"{name}: {aim}" for name, aim in judged if aim.holds is False],
         "former": list(former_excesses(cells)),
-        "not_reached": [name for record in records for name in record["not_reached"]],
+        "not_reached": unreached,
         "kernels": sorted({run.get("kernels", "torch") for cell in cells for run in cell["runs"]}),
         "memory": list(_capped(cells)),
         "given": _json(folder / "given" / RECORD) if (folder / "given").is_dir() else None,
         "passes": _passes(),
         "counts": _counts(),
     }
+
+
+def _off(
+    cells: Iterable[Mapping[str, Any]], expected: Mapping[tuple[str, str], float]
+) -> Iterator[float]:
+    """Yield by what share of a measured step each predicted one is off, without its sign."""
+    for cell in cells:
+        for run in cell["runs"]:
+            ahead = expected.get((cell["cell"]["name"], run["name"]))
+            if ahead is not None:
+                yield abs(ahead / run["step_seconds"]["median"] - 1.0)
 
 
 def _capped(cells: Iterable[Mapping[str, Any]]) -> Iterator[str]:
@@ -193,6 +208,12 @@ def _rows(
             for run in cell[kept]:
                 blank = dict.fromkeys(("predicted", "tokens", "share", "stalled", "peak"), "")
                 yield {"cell": name, "run": run, "ms": how, **blank}
+    reached = {(cell["cell"]["name"], run["name"]) for cell in cells for run in cell["runs"]}
+    for (name, run), seconds in expected.items():
+        if (name, run) not in reached:
+            blank = dict.fromkeys(("tokens", "share", "stalled", "peak"), "")
+            told = {"ms": "not reached", "predicted": f"{1e3 * seconds:.1f}"}
+            yield {"cell": name, "run": run, **told, **blank}
 
 
 def _json(path: Path) -> dict[str, Any]:

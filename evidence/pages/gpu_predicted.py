@@ -7,13 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 from evidence.benchmarks.gpu.observations import observation
+from evidence.benchmarks.gpu.setup import SERIES
 from sim.hardware.catalog import assemble, find_host, find_link
 from sim.hardware.profile import HardwareProfile
 from sim.hardware.quantity import Quantity
+from sim.simulate import Strategy
 from sim.steady import steady
 from sim.timing.costs import costs_of
 from zenflow.errors import ConfigError
 
+PRESETS = ("on_device", "zero_offload", "zenflow")
+"""Runs of a cell that are predicted where none was reached."""
 _HOST = "xeon-8480c"
 """Host whose cores are taken for those of a machine that does not tell its own."""
 
@@ -54,17 +58,31 @@ def machine_of(
 
 
 def predicted(
-    suite: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]
+    suite: Mapping[str, Any], cells: Sequence[Mapping[str, Any]], not_reached: Sequence[str] = ()
 ) -> dict[tuple[str, str], float]:
-    """Return the predicted seconds of a step, by cell and run."""
+    """Return the predicted seconds of a step, by cell and run.
+
+    Args:
+        suite: Record of all parts.
+        cells: Cells of its series.
+        not_reached: Cells, or "cell: run", that time did not suffice for.
+    """
     machine = machine_of(suite, cells)
     if machine is None:
         return {}
-    found = {}
-    for cell in cells:
-        for run in cell["runs"]:
-            own = observation(cell["cell"], run)
-            costs = costs_of(own.workload, machine)
-            step = steady(costs, own.strategy).step_seconds
-            found[cell["cell"]["name"], run["name"]] = step
-    return found
+    works = {
+        (cell["cell"]["name"], run["name"]): (own.workload, own.strategy)
+        for cell in cells
+        for run in cell["runs"]
+        for own in (observation(cell["cell"], run),)
+    }
+    named = {str(cell): cell for series in SERIES.values() for cell in series}
+    for words in not_reached:
+        name, _, run = words.partition(": ")
+        for preset in [run] if run else PRESETS:
+            if name in named and preset in PRESETS:
+                works[name, preset] = named[name].workload(), Strategy.of(preset)
+    return {
+        key: steady(costs_of(workload, machine), strategy).step_seconds
+        for key, (workload, strategy) in works.items()
+    }

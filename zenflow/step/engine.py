@@ -18,7 +18,7 @@ from torch import Tensor
 from zenflow.columns.device_rows import Resident
 from zenflow.columns.handover import resize
 from zenflow.columns.in_flight import PendingUpload, UpdatesInFlight
-from zenflow.columns.layout import Layout, SplitParam
+from zenflow.columns.layout import Block, Layout, SplitParam
 from zenflow.columns.training_weights import TrainingWeights
 from zenflow.columns.upload_pool import UploadPool
 from zenflow.config import ZenFlowConfig
@@ -362,14 +362,20 @@ class Engine:
             check_finite(measured.values.get()[1], number, self.device)
         self.collector.send_rest(step)
         move_scores(self.layout, gradients, self.config.importance_decay, inverse_scale)
+        # What launches nothing comes while the device has large kernels to run. Behind AdamW's
+        # small ones it would soon have none.
+        topk_ratio = self.layout.topk_ratio  # a selection may change it
+        probed = self.probes.read(list(gradients.important), self.calendar.next_due, number)
+        if self.fresh is not None:
+            self.fresh.count(step)
+        landed = self.gate.take_landings(number)
+        selecting = self.schedule.begin(step)
         kernels = self.device.kernels
         update_device(self.layout, gradients, resident_grads, hypers, measured, kernels)
         if self.fresh is not None:
             self.fresh.finish(step, measured.factor)
         self.recorder.add("device", "step", started, self.device.timing_mark(), number)
-        topk_ratio = self.layout.topk_ratio  # the host's part may change it
-        probed = self.probes.read(list(gradients.important), self.calendar.next_due, number)
-        landed = self._run_host(step)
+        landed += self._land_and_select(step, landed, selecting)
         moved = (0, 0) if self.transfers is None else self.transfers.take_bytes(number)
         self.reporter.note(
             *(step, landed, self.calendar.knobs, topk_ratio, *probed, moved), self._wear()
@@ -390,22 +396,22 @@ class Engine:
         worn = None if tbw is None else self.drive.folder.all_written_bytes / (tbw * 1e12)
         return DriveUse(*self.drive.take_bytes(), worn)
 
-    def _run_host(self, step: Step) -> list[PendingUpload]:
-        """Queue the host's work, select, and return the updates that have landed in this step."""
-        landed = self.gate.take_landings(step.number)
-        selecting = self.schedule.begin(step)
+    def _land_and_select(
+        self, step: Step, landed: Sequence[PendingUpload], selecting: Sequence[Block]
+    ) -> list[PendingUpload]:
+        """Wait for updates that land, and select; return further ones, of the step itself."""
         self.gate.wait(landed)
         if selecting:
             if self.same is not None:
                 self.same.check()
             with self.stalls.waiting("select"):
                 self.schedule.select(step, selecting)
-        if step.lag == 0:
-            self._start_all_uploads(step.number)
-            at_once = self.gate.take_landings(step.number)
-            self.gate.wait(at_once)
-            landed += at_once
-        return landed
+        if step.lag > 0:
+            return []
+        self._start_all_uploads(step.number)
+        at_once = self.gate.take_landings(step.number)
+        self.gate.wait(at_once)
+        return at_once
 
     def _start_all_uploads(self, step: int) -> None:
         """Queue all uploads that land in a step whose backward is over."""

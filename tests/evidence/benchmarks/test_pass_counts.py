@@ -7,8 +7,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("triton")
 
 from evidence.benchmarks import pass_counts
-from evidence.benchmarks.dispatched import bytes_of, is_launched
-from evidence.benchmarks.interpreter import decoder_1b, turns
+from evidence.benchmarks.dispatched import bytes_of, num_launches
+from evidence.benchmarks.interpreter import decoder_1b, order, turns
 from zenflow.host.kernel import active_kernel
 
 pytestmark = pytest.mark.skipif(
@@ -55,6 +55,17 @@ def test_triton_asks_for_hardly_more_bytes_than_the_least_and_torch_for_more():
         assert torchs[part]["counted"] > 1.5 * tritons[part]["counted"], part
 
 
+def test_lists_of_one_shape_are_one_launch_and_others_are_as_many_as_they_have():
+    launches = pass_counts.Launches()
+    launches.is_on = True
+    alike, scalars = [torch.ones(3), torch.ones(4)], [torch.ones(()), torch.ones(())]
+    for others, expected in ((alike, 1), (scalars, 2)):
+        launches.counts.clear()
+        with launches.section(turns.COUNTED):
+            torch._foreach_mul_(alike, others)
+        assert launches.counts == {pass_counts.REST: expected}
+
+
 class Bytes(TorchDispatchMode):
     """Adds up the bytes of operations."""
 
@@ -64,7 +75,7 @@ class Bytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         returned = func(*args, **(kwargs or {}))
-        if is_launched(func):
+        if num_launches(func, args):
             self.total += bytes_of(func, args, kwargs or {}, returned)
         return returned
 
@@ -91,3 +102,22 @@ def test_an_operations_bytes_are_what_it_reads_and_writes(run, expected):
         counted.total = 0
         run(*given)
     assert counted.total == expected
+
+
+@needs_kernel
+@pytest.mark.parametrize("kernels", pass_counts.IMPLEMENTATIONS)
+def test_in_keep_mode_python_without_launches_comes_before_the_last_small_kernels(kernels):
+    found = order.order_of(turns.KEEP, kernels)
+    names = [(moment.name, moment.kind) for moment in found.moments]
+    launches = [place for place, (_, kind) in enumerate(names) if kind == "launch"]
+    adamw = names.index(("AdamW of columns", "launch"))
+    assert names.index((order.SCHEDULING, "return")) < adamw
+    assert names.index(("gradients come in", "return")) < launches[0] + len(launches) // 4
+    behind = found.calls - found.moments[launches[-1]].calls
+    assert behind < 0.05 * found.calls
+    timeline = order.timeline_of(found)
+    assert timeline.lanes == ("launches", "python")
+    (scheduling,) = [span for span in timeline.spans if span.name == order.SCHEDULING]
+    assert all(
+        span.start >= scheduling.end for span in timeline.spans if span.name == "AdamW of columns"
+    )

@@ -88,7 +88,7 @@ def test_a_setting_that_is_given_or_varied_is_held():
     assert speed(free.option) >= speed(held.option)
 
 
-LARGE = ("model=llama-3.1-8b", "batch=3", "sequence=1024", "host_ram=128", "gpu=rtx3090,rtx4090")
+LARGE = ("model=llama-3.1-8b", "batch=4", "sequence=1024", "host_ram=128", "gpu=rtx3090,rtx5090")
 
 
 def test_logits_come_in_chunks_and_layers_visit_where_plan_offers_it():

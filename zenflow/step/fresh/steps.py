@@ -273,6 +273,11 @@ class FreshSteps:
         move = FreshMove(*factors, self._rates[split])
         return LateGradient(rows, is_packed, move, self._rounds_gradients)
 
+    def count(self, step: Step) -> None:
+        """Count a step that is taken; the lead of uploads goes by the count."""
+        for split in step.gradients.important:
+            split.num_steps += 1
+
     def finish(self, step: Step, factor: Tensor) -> None:
         """Update the second moments C and R by a step that is taken.
 
@@ -302,7 +307,5 @@ class FreshSteps:
                 ):
                     gain = (1.0 - beta2) / length
                     own.mean_squares.mul_(beta2).addcmul_(own.energies, squared, value=gain)
-        for split in present:
-            split.num_steps += 1
         scale = step.inverse_scale
         self.clip = factor / scale if scale != 1.0 else factor.clone()
