@@ -122,6 +122,7 @@ def _engine_state(engine: Engine) -> dict[str, Any]:
         "report": engine.reporter.state_dict(),
         "sketch": None if sketch is None else sketch.state_dict(),
         "controller": engine.decisions.controller.state_dict(),
+        "changed_uploads": None if engine.changed is None else engine.changed.state_dict(),
         "landings": [
             [block.index, update.land_step, update.opened]
             for block in engine.layout.blocks
@@ -181,6 +182,11 @@ def load_engine_state(
     if engine.probes.sketch is not None:
         engine.probes.sketch.load_state_dict(saved["sketch"])
     _load_blocks(engine, saved)
+    if engine.changed is not None:
+        if is_started:
+            engine.changed.load_state_dict(saved["changed_uploads"])
+        else:
+            engine.changed.begin_anew()
     if is_started:
         of_block: dict[int, Tensor] = {}
         for key, place in order.items():
