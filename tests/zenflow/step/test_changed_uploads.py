@@ -11,7 +11,9 @@ from tests.models import GivenGradients, closing, weights_of
 from tests.zenflow.decisions import schedules
 from tests.zenflow.host.test_kernel import own_backend, select  # noqa: F401
 from tests.zenflow.test_reference import MODES, feed
-from zenflow import Knobs, LoggedDecisions, ZenFlowAdamW, ZenFlowConfig
+from zenflow import ConfigError, Knobs, LoggedDecisions, ZenFlowAdamW, ZenFlowConfig
+from zenflow.host_state import mark_bytes
+from zenflow.step.host import rules
 from zenflow.step.host.changed import ChangedUploads
 
 SHAPES = [(130, 40), (64, 70), (5, 16), (70, 9)]
@@ -35,6 +37,7 @@ class Run:
     """Steps before which a batch is dropped."""
     resumes: frozenset[int] = frozenset()
     """Steps after which another optimizer goes on from the state."""
+    num_steps: int = NUM_STEPS
 
     def optimizer(self, model):
         return ZenFlowAdamW(
@@ -50,7 +53,7 @@ class Run:
         """Yield the weights after each step, and the bytes that came up in it."""
         model = GivenGradients(SHAPES, self.dtype, 0)
         optimizer = self.optimizer(model)
-        for step in range(1, NUM_STEPS + 1):
+        for step in range(1, self.num_steps + 1):
             optimizer.param_groups[0]["lr"] = self.rates[step // 7 % len(self.rates)]
             if step in self.drops:
                 self._drop(model, optimizer, step)
@@ -131,11 +134,60 @@ def runs(draw):
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(run=runs())
 def test_weights_are_those_of_whole_uploads(run):
     for own, whole in pairs_of(run):
         assert own <= whole
+
+
+def config_of(**changes):
+    return ZenFlowConfig(
+        **{
+            **{"uploads": "changed", "queue_depth": 16, "min_split_elements": 1},
+            **{"block_elements": 1500, "hysteresis": 0.0, "select_interval": 0, **changes},
+        }
+    )
+
+
+SMALL = (1e-6,)
+CASES = {
+    "columns move": Run(config_of(select_interval=3, topk_ratio=0.5), rates=SMALL),
+    "columns move in a window without a gradient": Run(
+        config_of(select_interval=2, topk_ratio=0.5, update_interval=1), rates=SMALL, absent=0.6
+    ),
+    "k and S change": Run(
+        config_of(topk_ratio=0.25),
+        rates=SMALL,
+        log=((9, Knobs(topk_ratio=0.5, update_interval=2, select_interval=0)),
+             (17, Knobs(topk_ratio=0.1, update_interval=5, select_interval=4))),
+    ),  # fmt: skip
+    "rates step over the limit": Run(config_of(), rates=(1e-6, 1e-2)),
+    "batches are dropped": Run(
+        config_of(), rates=(1e-6, 1e-3), mode="release", drops=frozenset({10, 12, 19})
+    ),
+    "passes before the window's end": Run(config_of(queue_depth=2), rates=SMALL),
+    "a window is interrupted": Run(
+        config_of(host_state="compact"), rates=SMALL,
+        evaluates=frozenset({9, 14}), resumes=frozenset({6, 18}),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_weights_are_those_of_whole_uploads_where(name):
+    for own, whole in pairs_of(CASES[name]):
+        assert own <= whole
+
+
+def test_a_run_goes_on_bit_for_bit_from_a_state():
+    """Windows of the rest are still where they were, whatever the rate is when it goes on."""
+    run = Run(config_of(), rates=(1e-6, 1e-2, 1e-6))
+    whole = list(run.weights())
+    for step in (6, 7, 8, 14, 20):
+        again = list(dataclasses.replace(run, resumes=frozenset({step})).weights())
+        for (one, _), (other, _) in zip(whole, again, strict=True):
+            assert all(map(torch.equal, one, other)), step
 
 
 @pytest.mark.parametrize("interval", [1, 4, 16])
@@ -145,10 +197,47 @@ def test_most_uploads_of_small_rates_are_of_changed_weights(
     monkeypatch, interval, backend, host_state
 ):
     select(monkeypatch, backend)
-    config = ZenFlowConfig(
-        uploads="changed", topk_ratio=0.1, update_interval=interval, queue_depth=16,
-        host_state=host_state, min_split_elements=1, select_interval=0, block_elements=1500,
-    )  # fmt: skip
-    sent = list(pairs_of(Run(config, rates=(1e-6,))))[-interval - 1 : -1]
+    monkeypatch.setattr(rules, "pool_bytes", lambda size, depth: 2 * size * depth)  # room for all
+    config = config_of(update_interval=interval, host_state=host_state)
+    run = Run(config, rates=SMALL, num_steps=10 + 2 * interval)
+    sent = list(pairs_of(run))[-interval - 1 : -1]
     share = sum(own for own, _ in sent) / sum(whole for _, whole in sent)
     assert 1 / 16 < share < 0.25
+
+
+def test_bytes_are_those_of_marks_and_changed_values():
+    config = config_of(topk_ratio=0.0, update_interval=1)
+    run, before = Run(config, rates=SMALL, num_steps=6), None
+    for weights, sent in list(run.weights())[:-1]:
+        if before is not None:
+            found = sum(
+                int((a != b).sum()) * 2 + a.shape[1] * mark_bytes(len(a))
+                for a, b in zip(before, weights, strict=True)
+            )
+        before = weights
+    assert sent == found
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"update_rule": "published"}, "update_rule must be 'exact'"),
+        ({"overlap_step": False}, "overlap_step must be True"),
+        ({"uploads": "some"}, "uploads must be one of all, changed"),
+    ],
+)
+def test_settings_without_late_uploads_are_refused(changes, said):
+    with pytest.raises(ConfigError, match=said):
+        ZenFlowConfig(**{"uploads": "changed", **changes})
+
+
+def test_weights_of_four_bytes_are_refused():
+    model = GivenGradients(SHAPES, torch.float32, 0)
+    with pytest.raises(ValueError, match="float32 change in every step: load the model in bf"):
+        ZenFlowAdamW(model.parameters(), config=config_of())
+
+
+def test_states_on_a_drive_are_refused(tmp_path):
+    model = GivenGradients(SHAPES, torch.bfloat16, 0)
+    with pytest.raises(ValueError, match='uploads="changed": states on a drive'):
+        ZenFlowAdamW(model.parameters(), config=config_of(topk_ratio=0.0), state_dir=tmp_path)
