@@ -1,5 +1,6 @@
 """Uploads of changed weights: after each step the device's weights are those of whole uploads."""
 
+import copy
 import dataclasses
 
 import pytest
@@ -241,3 +242,22 @@ def test_states_on_a_drive_are_refused(tmp_path):
     model = GivenGradients(SHAPES, torch.bfloat16, 0)
     with pytest.raises(ValueError, match='uploads="changed": states on a drive'):
         ZenFlowAdamW(model.parameters(), config=config_of(topk_ratio=0.0), state_dir=tmp_path)
+
+
+def test_an_optimizer_that_goes_back_to_a_state_forgets_its_last_uploads():
+    run = Run(config_of(update_interval=1), rates=SMALL)
+    model = GivenGradients(SHAPES, torch.bfloat16, 0)
+    found = []
+    with closing(run.optimizer(model)) as optimizer:
+        for step in (1, 2, 3, 4, 5, 6):
+            optimizer.param_groups[0]["lr"] = 4e-4 * 2**-step
+            feed(model, optimizer, model.draw_gradients(step, 0, 0.0), "keep")
+            if step == 3:
+                state = copy.deepcopy(optimizer.state_dict())
+        found.append(weights_of(model))
+        optimizer.load_state_dict(state)
+        for step in (4, 5, 6):
+            optimizer.param_groups[0]["lr"] = 4e-4 * 2**-step
+            feed(model, optimizer, model.draw_gradients(step, 0, 0.0), "keep")
+        found.append(weights_of(model))
+    assert all(map(torch.equal, *found))
