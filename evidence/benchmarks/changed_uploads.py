@@ -1,6 +1,6 @@
 """Bytes on the link of a fine-tuning whose uploads have changed weights alone.
 
-    python -m evidence.benchmarks.changed_uploads --model FOLDER [--data FILE] [--rates R ...] [--out FILE]
+    python -m evidence.benchmarks.changed_uploads --model FOLDER [--rates R ...] [--out FILE]
 
 A pretrained model in bfloat16 is trained on a CPU in the role of the device, with gradients of
 eight bits. After some windows each step's bytes are counted. Beside them is what marks and changed
@@ -26,7 +26,7 @@ from experiments.training.parts.setup import build_setup
 from experiments.training.run.evaluation import cross_entropy, forward
 from experiments.training.settings.training import TrainSettings
 from zenflow import ZenFlowAdamW, ZenFlowConfig
-from zenflow.columns.layout import SplitParam
+from zenflow.columns.layout import Block, SplitParam
 from zenflow.host_state import mark_bytes
 
 MOST_LINK, MOST_OFF = 0.55, 0.01
@@ -54,33 +54,28 @@ def measure(settings: TrainSettings, interval: int, host_state: str) -> dict[str
         )
     ) as optimizer:  # fmt: skip
         engine = optimizer._running  # owners of columns, which no public name has
-        splits = engine.layout.splits
         for step in range(setup.total_steps):
-            before = [_deferred(split) for split in splits]
+            landing = [(u.block, u.marks, _columns(u.block)) for u in engine.in_flight]
             batch = setup.data.train.batch(step)
             cross_entropy(forward(model, batch), batch).backward()
             optimizer.step()
             if step >= first:
-                changed = sum(
-                    int((was.view(torch.int16) != _deferred(split).view(torch.int16)).sum())
-                    for split, was in zip(splits, before, strict=True)
-                )
                 report = optimizer.report
-                rows.append((report.d2h_bytes, report.h2d_bytes, changed))
+                rows.append((report.d2h_bytes, report.h2d_bytes, *_counted(landing)))
         num_params = sum(p.numel() for p in model.parameters())
-        deferred = sum(split.host.shape.numel() for split in splits)
-        marks = sum(len(split.deferred_columns) * mark_bytes(split.num_rows) for split in splits)
-        sizes = [_size(split) for split in splits]
-    down, up, changed = (sum(column) / len(rows) for column in zip(*rows, strict=True))
-    formula = marks / interval + 2 * changed
+        sizes = [_size(split) for split in engine.layout.splits]
+    down, up, formula, changed, whole, landed = (
+        sum(column) / len(rows) for column in zip(*rows, strict=True)
+    )
     return {
         "rate": settings.lr,
         "rate_in_sizes": settings.lr / math.sqrt(sum(s * s for s in sizes) / len(sizes)),
         "interval": interval,
         "host_state": host_state,
-        "changed_share": changed * interval / deferred,
-        "upload_bytes_per_weight": up * interval / deferred,
-        "formula_bytes_per_weight": formula * interval / deferred,
+        "changed_share": changed / landed,
+        "whole_share": whole / landed,
+        "upload_bytes_per_weight": up / landed,
+        "formula_bytes_per_weight": formula / landed,
         "down_copies": down / (2 * num_params),
         "up_copies": up / (2 * num_params),
         "link_copies": (down + up) / (2 * num_params),
@@ -89,8 +84,25 @@ def measure(settings: TrainSettings, interval: int, host_state: str) -> dict[str
     }
 
 
-def _deferred(split: SplitParam) -> Tensor:
-    return split.weight().detach()[:, split.deferred_columns]
+def _columns(block: Block) -> Tensor:
+    return block.split.weight().detach()[:, block.deferred_columns].view(torch.int16)
+
+
+def _counted(landing: list[tuple[Block, Tensor | None, Tensor]]) -> tuple[int, int, int, int]:
+    """Return the bytes of some uploads by the formula, and counts of their weights.
+
+    The counts are of changed weights, of those of blocks that came whole, and of all.
+    """
+    num_bytes = changed = whole = total = 0
+    for block, marks, before in landing:
+        count = int((before != _columns(block)).sum())
+        num_rows, num_columns = before.shape
+        num_bytes += before.nbytes if marks is None else num_columns * mark_bytes(num_rows)
+        num_bytes += 0 if marks is None else 2 * count
+        changed += count
+        whole += before.numel() if marks is None else 0
+        total += before.numel()
+    return num_bytes, changed, whole, total
 
 
 def _size(split: SplitParam) -> float:
@@ -114,13 +126,13 @@ def verdicts(rows: list[dict[str, Any]]) -> dict[str, bool]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the rows as text."""
-    heads = ("rate", "in sizes", "S", "state", "changed", "B/weight", "formula", "link, copies")
-    lines = ["{:>8}{:>10}{:>4}{:>10}{:>9}{:>10}{:>9}{:>14}".format(*heads)]
+    heads = ("rate", "in sizes", "S", "state", "changed", "whole", "B/weight", "formula", "link")
+    lines = ["{:>8}{:>10}{:>4}{:>10}{:>9}{:>7}{:>10}{:>9}{:>7}".format(*heads)]
     lines += [
         f"{row['rate']:>8.0e}{row['rate_in_sizes']:>10.1e}{row['interval']:>4}"
-        f"{row['host_state']:>10}{row['changed_share']:>9.1%}"
+        f"{row['host_state']:>10}{row['changed_share']:>9.1%}{row['whole_share']:>7.1%}"
         f"{row['upload_bytes_per_weight']:>10.3f}{row['formula_bytes_per_weight']:>9.3f}"
-        f"{row['link_copies']:>14.3f}"
+        f"{row['link_copies']:>7.3f}"
         for row in rows
     ]
     return "\n".join(lines)

@@ -139,7 +139,7 @@ class UploadPool:
         return free
 
     def _upload_bytes(self, blocks: Iterable[Block]) -> int:
-        """Return the bytes of a buffer for the blocks' uploads, and for marks where there may be."""
+        """Return the bytes of a buffer for the blocks' uploads, with marks where these may be."""
         total = 0
         for block in blocks:
             itemsize = block.split.param.itemsize

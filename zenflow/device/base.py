@@ -35,8 +35,8 @@ class Arrival:
     late: LateGradient | None = None
     """Gradient whose fresh step the columns still need; None where there is none."""
     marks: Tensor | None = None
-    """Marks of the values that differ from the weight's, on the host, as `zenflow.host.changes` has
-    them; None where all may."""
+    """Marks of the values that differ from the weight's, on the host, as `zenflow.host.changes`
+    has them; None where all may."""
     changed: Tensor | None = None
     """Values of the marked elements, (n,), on the host; None where all values are sent."""
 

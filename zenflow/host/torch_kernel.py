@@ -136,7 +136,5 @@ def _repeat(job: CatchUpJob) -> None:
     upload = job.upload
     assert upload is not None
     assert upload.changes is not None
-    former = replace(
-        upload, lead=upload.changes.lead, step=upload.changes.step, changes=None
-    )
+    former = replace(upload, lead=upload.changes.lead, step=upload.changes.step, changes=None)
     _upload(replace(job, steps=(), upload=former), job.step[:0], job.master)

@@ -160,19 +160,23 @@ CASES = {
     "k and S change": Run(
         config_of(topk_ratio=0.25),
         rates=SMALL,
-        log=((9, Knobs(topk_ratio=0.5, update_interval=2, select_interval=0)),
-             (17, Knobs(topk_ratio=0.1, update_interval=5, select_interval=4))),
-    ),  # fmt: skip
+        log=(
+            (9, Knobs(topk_ratio=0.5, update_interval=2, select_interval=0)),
+            (17, Knobs(topk_ratio=0.1, update_interval=5, select_interval=4)),
+        ),
+    ),
     "rates step over the limit": Run(config_of(), rates=(1e-6, 1e-2)),
     "batches are dropped": Run(
         config_of(), rates=(1e-6, 1e-3), mode="release", drops=frozenset({10, 12, 19})
     ),
     "passes before the window's end": Run(config_of(queue_depth=2), rates=SMALL),
     "a window is interrupted": Run(
-        config_of(host_state="compact"), rates=SMALL,
-        evaluates=frozenset({9, 14}), resumes=frozenset({6, 18}),
+        config_of(host_state="compact"),
+        rates=SMALL,
+        evaluates=frozenset({9, 14}),
+        resumes=frozenset({6, 18}),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -208,15 +212,14 @@ def test_most_uploads_of_small_rates_are_of_changed_weights(
 
 def test_bytes_are_those_of_marks_and_changed_values():
     config = config_of(topk_ratio=0.0, update_interval=1)
-    run, before = Run(config, rates=SMALL, num_steps=6), None
-    for weights, sent in list(run.weights())[:-1]:
-        if before is not None:
-            found = sum(
-                int((a != b).sum()) * 2 + a.shape[1] * mark_bytes(len(a))
-                for a, b in zip(before, weights, strict=True)
-            )
-        before = weights
-    assert sent == found
+    run = Run(config, rates=SMALL, num_steps=7)
+    weights, sent = zip(*run.weights(), strict=True)
+    for step in range(
+        2, run.num_steps
+    ):  # the first upload has all weights, and lands in the second
+        pairs = zip(weights[step - 1], weights[step], strict=True)
+        found = sum(2 * int((a != b).sum()) + b.shape[1] * mark_bytes(len(b)) for a, b in pairs)
+        assert sent[step] == found, step
 
 
 @pytest.mark.parametrize(

@@ -267,8 +267,8 @@ class FreshSteps:
 
         Args:
             block: Block that the columns are of.
-            rows: Columns of its parameter's gradient as rows, of this host's part: all of them as the device
-                has them, or the landing ones, packed.
+            rows: Columns of its parameter's gradient as rows, of this host's part: all of them as
+                the device has them, or the landing ones, packed.
             is_packed: Whether `rows` are the landing columns alone.
         """
         split = block.split

@@ -76,13 +76,12 @@ class ChangedUploads:
         return _has_marks(block) and step.hyper_of(block).lr <= most
 
     def forget(self, blocks: Iterable[Block]) -> None:
-        """Let the next uploads of some blocks have all weights: rows are not as the last left them.
-        """
+        """Let the next uploads of some blocks have all weights: rows differ from the last one's."""
         for block in blocks:
             self._last.pop(block, None)
 
     def noted(self, step: Step, block: Block, upload: Upload) -> Upload:
-        """Note the upload at a window's end as the block's last, and return it as it is to be made.
+        """Note an upload at a window's end as the block's last; return it as it is to be made.
 
         Changed weights are marked where the window was still, and the next one is: else a fresh
         step of all weights follows on arrival.

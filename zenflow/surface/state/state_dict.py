@@ -181,12 +181,7 @@ def load_engine_state(
         engine.fresh.clip.fill_(saved["clip_factor"])
     if engine.probes.sketch is not None:
         engine.probes.sketch.load_state_dict(saved["sketch"])
-    _load_blocks(engine, saved)
-    if engine.changed is not None:
-        if is_started:
-            engine.changed.load_state_dict(saved["changed_uploads"])
-        else:
-            engine.changed.begin_anew()
+    _load_blocks(engine, saved, is_started=is_started)
     if is_started:
         of_block: dict[int, Tensor] = {}
         for key, place in order.items():
@@ -236,13 +231,19 @@ def _load_params(
             resident.data.copy_(resident.master)
 
 
-def _load_blocks(engine: Engine, saved: Mapping[str, Any]) -> None:
+def _load_blocks(engine: Engine, saved: Mapping[str, Any], *, is_started: bool) -> None:
     """Set every block's window; nothing is in flight then."""
     end_windows(engine)
     for index, window in enumerate(engine.windows):
         window.count = int(saved["counts"][index])
         window.wants_selection = bool(saved["wants_selection"][index])
     engine.schedule.tasks.accumulators[:] = map(int, saved["accumulators"])
+    if engine.changed is None:
+        return
+    if is_started:
+        engine.changed.load_state_dict(saved["changed_uploads"])
+    else:
+        engine.changed.begin_anew()
 
 
 def _left_out(
