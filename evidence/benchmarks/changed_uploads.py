@@ -15,7 +15,7 @@ import json
 import math
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from experiments.training.run.evaluation import cross_entropy, forward
 from experiments.training.settings.training import TrainSettings
 from zenflow import ZenFlowAdamW, ZenFlowConfig
 from zenflow.columns.layout import Block, SplitParam
-from zenflow.host_state import mark_bytes
+from zenflow.host_state import HostState, mark_bytes
 
 MOST_LINK, MOST_OFF = 0.55, 0.01
 """Bytes of a step that the link may carry, in bfloat16 copies of the model, and the share by which
@@ -36,7 +36,7 @@ MOST_LINK_AT = 6e-5
 """Largest learning rate, in sizes of the weights, at which `MOST_LINK` is asked."""
 
 
-def measure(settings: TrainSettings, interval: int, host_state: str) -> dict[str, Any]:
+def measure(settings: TrainSettings, interval: int, host_state: HostState) -> dict[str, Any]:
     """Return the bytes of a step in the mean, after two windows."""
     setup = build_setup(settings)
     model = setup.model.to(torch.bfloat16).train()
@@ -61,6 +61,7 @@ def measure(settings: TrainSettings, interval: int, host_state: str) -> dict[str
             optimizer.step()
             if step >= first:
                 report = optimizer.report
+                assert report is not None
                 rows.append((report.d2h_bytes, report.h2d_bytes, *_counted(landing)))
         num_params = sum(p.numel() for p in model.parameters())
         sizes = [_size(split) for split in engine.layout.splits]
@@ -111,7 +112,7 @@ def _size(split: SplitParam) -> float:
 
 
 def verdicts(rows: list[dict[str, Any]]) -> dict[str, bool]:
-    """Return what is asked of all rows, and whether it holds."""
+    """Return the demands on all rows, and whether each holds."""
     off = max(
         abs(row["upload_bytes_per_weight"] / row["formula_bytes_per_weight"] - 1) for row in rows
     )
@@ -145,7 +146,7 @@ def main() -> None:
     parser.add_argument("--data", help="texts; default: this Python's standard library")
     parser.add_argument("--rates", type=float, nargs="+", default=[1e-6, 1e-5, 1e-4])
     parser.add_argument("--intervals", type=int, nargs="+", default=[4])
-    parser.add_argument("--host-states", nargs="+", default=["compact"])
+    parser.add_argument("--host-states", nargs="+", default=["compact"], choices=get_args(HostState))
     parser.add_argument("--steps", type=int, default=8, help="steps that are counted")
     parser.add_argument("--out", type=Path, help="JSON file for the record")
     options = parser.parse_args()

@@ -88,7 +88,8 @@ def ended(config: ZenFlowConfig, dtype_bytes: int, *, waiting: int, is_direct: b
         is_direct: Whether the published rule reads the window's only gradient, not a sum.
     """
     if config.is_exact:
-        marking = MARKING_STEPS if sends_changes(config, dtype_bytes, waiting) else 0
+        marks = sends_changes(config, dtype_bytes, waiting)
+        marking = MARKING_STEPS[config.host_state] if marks else 0
         return replayed_by(config, dtype_bytes, waiting) + HostPass(dtype_bytes, marking)
     read = dtype_bytes if is_direct else 4
     return HostPass(_moved_bytes("float32") + read + dtype_bytes, 1, 1)

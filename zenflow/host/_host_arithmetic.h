@@ -199,10 +199,9 @@ INLINE void mark(uint8_t *restrict marks, const uint16_t *restrict before,
     for (int64_t i = 0; i < n; i++)
         differs[i] = before[i] != now[i];
     for (int64_t byte = 0; byte < mark_bytes(n); byte++) {
-        uint8_t found = 0;
-        for (int bit = 0; bit < 8; bit++)
-            found |= (uint8_t)(differs[8 * byte + bit] << bit);
-        marks[byte] = found;
+        uint64_t eight; /* ones and zeros, of which each is moved to a bit of the highest byte */
+        memcpy(&eight, differs + 8 * byte, sizeof eight);
+        marks[byte] = (uint8_t)(eight * 0x0102040810204080u >> 56);
     }
 }
 

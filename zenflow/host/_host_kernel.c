@@ -146,6 +146,24 @@ EXPORT void zenflow_run(const HostJob *job, int64_t low, int64_t high)
     restore_mode(mode);
 }
 
+INLINE int64_t bits_in(uint64_t word)
+{
+    word -= (word >> 1) & 0x5555555555555555u;
+    word = (word & 0x3333333333333333u) + ((word >> 2) & 0x3333333333333333u);
+    word = (word + (word >> 4)) & 0x0f0f0f0f0f0f0f0fu;
+    return (int64_t)(word * 0x0101010101010101u >> 56);
+}
+
+/* Rank of the lowest bit of a word that has one. */
+INLINE int64_t lowest_of(uint64_t word)
+{
+#if defined(__GNUC__)
+    return __builtin_ctzll(word);
+#else
+    return bits_in((word & (0 - word)) - 1);
+#endif
+}
+
 EXPORT int64_t zenflow_gather_marked(uint16_t *values, const uint8_t *marks, int64_t rows,
                                      int64_t cols, int64_t most)
 {
@@ -154,18 +172,17 @@ EXPORT int64_t zenflow_gather_marked(uint16_t *values, const uint8_t *marks, int
     int64_t count = 0;
     for (int64_t i = 0; i < rows * words; i++) {
         memcpy(&word, marks + 8 * i, sizeof word);
-        for (; word; word &= word - 1)
-            count++;
+        count += bits_in(word);
     }
     if (count > most)
         return count;
     uint16_t *next = values;
-    for (int64_t i = 0; i < rows * words; i++) {
-        const uint16_t *group = values + i / words * cols + i % words * GROUP;
-        memcpy(&word, marks + 8 * i, sizeof word);
-        for (int64_t at = 0; word; word >>= 1, at++)
-            if (word & 1)
-                *next++ = group[at];
-    }
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t i = 0; i < words; i++) {
+            const uint16_t *group = values + row * cols + i * GROUP;
+            memcpy(&word, marks + 8 * (row * words + i), sizeof word);
+            for (; word; word &= word - 1)
+                *next++ = group[lowest_of(word)];
+        }
     return count;
 }

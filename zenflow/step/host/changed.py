@@ -76,7 +76,7 @@ class ChangedUploads:
         return _has_marks(block) and step.hyper_of(block).lr <= most
 
     def forget(self, blocks: Iterable[Block]) -> None:
-        """Let the next uploads of some blocks have all weights: rows differ from the last one's."""
+        """Let some blocks' next uploads have all weights, as rows differ from the last ones'."""
         for block in blocks:
             self._last.pop(block, None)
 
@@ -99,7 +99,7 @@ class ChangedUploads:
         return replace(upload, is_repeatable=True, changes=changes)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what later windows depend on."""
+        """Return the facts that later windows depend on."""
         return {"sizes": self._sizes, "still": sorted(block.index for block in self.still)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -147,4 +147,5 @@ def _norm(block: Block) -> Tensor:
     """Return the norm of a block's weights, shape (), float32, on the device."""
     first = block.shape.first
     weight_OI = block.split.weight()[:, first : first + block.shape.num_columns]
-    return torch.linalg.vector_norm(weight_OI, dtype=torch.float32)
+    norm: Tensor = torch.linalg.vector_norm(weight_OI, dtype=torch.float32)
+    return norm
