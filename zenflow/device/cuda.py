@@ -163,7 +163,8 @@ class CudaDevice(AbstractDevice):
         """Return the arriving columns on the device, as the host has them."""
         if arrival.changed is None or arrival.marks is None:
             return self._sent(arrival.values)
-        arrived_DO = self.kernels.packed(arrival.weight, arrival.columns, arrival.values)
+        # These columns and no others: the device's own are written meanwhile.
+        arrived_DO = arrival.weight.t().index_select(0, arrival.columns.indices)
         changes.put(arrived_DO, self._sent(arrival.marks), self._sent(arrival.changed))
         return arrived_DO
 

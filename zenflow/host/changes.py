@@ -46,10 +46,14 @@ def gather(values: Tensor, marks: Tensor) -> Tensor | None:
         marks: Their marks.
 
     Returns:
-        The marked ones, (n,). None where they are more than `MOST_CHANGED`: nothing is moved then.
+        The marked ones, (n,). None where they are more than `MOST_CHANGED`, or with the marks have
+        more bytes than all: nothing is moved then.
     """
-    most = int(MOST_CHANGED * values.numel())
+    spare = (values.nbytes - marks.nbytes) // values.itemsize
+    most = min(int(MOST_CHANGED * values.numel()), spare)
     library = c_library()
+    if most < 0:  # rows are short
+        return None
     if library is None:
         own = values[marked(marks, values.shape[1])]
         if len(own) > most:

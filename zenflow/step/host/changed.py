@@ -58,7 +58,7 @@ class ChangedUploads:
         measured = [block for block in blocks if _has_marks(block)]
         if not measured:
             return
-        norms = torch.stack([_norm(block) for block in measured]).tolist()
+        norms = torch.stack([_norm(block) for block in measured]).cpu().tolist()
         for block, norm in zip(measured, norms, strict=True):
             count = block.shape.num_columns * block.split.num_rows
             self._sizes[block.index] = norm / math.sqrt(count)
