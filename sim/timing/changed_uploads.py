@@ -6,6 +6,7 @@ a share is assumed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from zenflow.config import ZenFlowConfig
@@ -44,7 +45,7 @@ def changed_share(update_interval: int) -> float:
     >>> [round(changed_share(interval), 3) for interval in (1, 4, 16)]
     [0.019, 0.05, 0.132]
     """
-    return min(1.0, _CHANGED_IN_A_STEP * float(update_interval) ** _POWER)
+    return min(1.0, _CHANGED_IN_A_STEP * math.pow(update_interval, _POWER))
 
 
 def uploaded_bytes(config: ZenFlowConfig, dtype_bytes: int, depth: int) -> float:

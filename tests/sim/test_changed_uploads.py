@@ -1,4 +1,4 @@
-"""Uploads of changed weights in the simulator: their bytes, the host's time, and what is refused."""
+"""Uploads of changed weights in the simulator: bytes, the host's time, and refusals."""
 
 import pytest
 

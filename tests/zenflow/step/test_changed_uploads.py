@@ -214,9 +214,7 @@ def test_bytes_are_those_of_marks_and_changed_values():
     config = config_of(topk_ratio=0.0, update_interval=1)
     run = Run(config, rates=SMALL, num_steps=7)
     weights, sent = zip(*run.weights(), strict=True)
-    for step in range(
-        2, run.num_steps
-    ):  # in step 2 all weights land, by the first upload
+    for step in range(2, run.num_steps):  # in step 2 all weights land, by the first upload
         pairs = zip(weights[step - 1], weights[step], strict=True)
         found = sum(2 * int((a != b).sum()) + b.shape[1] * mark_bytes(len(b)) for a, b in pairs)
         assert sent[step] == found, step
