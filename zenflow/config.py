@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from zenflow.checks import is_number
 from zenflow.errors import ConfigError, raise_violations, unknown_name
-from zenflow.host_state import MOST_WAITING, GradientLink, HostState
+from zenflow.host_state import MOST_WAITING, GradientLink, HostState, Uploads
 from zenflow.presets import PRESET_CHANGES, PRESETS
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ __all__ = [
     "HostState",
     "SelectStrategy",
     "UpdateRule",
+    "Uploads",
     "ZenFlowConfig",
     "raise_violations",
     "unknown_name",
@@ -105,6 +106,15 @@ class ZenFlowConfig:
       rule with overlapped updates only.
     """
 
+    uploads: Uploads = "all"
+    """Weights that come back to the device at a window's end.
+
+    - ``all``: all deferred weights of the block.
+    - ``changed``: those whose two bytes are others than at the last upload, with a bit for each
+      weight, where the learning rate is at most a thousandth of the weights' size. Such blocks
+      take no fresh steps. For fine-tuning in bfloat16 by the exact rule with overlapped updates.
+    """
+
     full_warm_up_rounds: int = 0
     """Number of first steps W in which every update lands inside its own step: plain AdamW."""
 
@@ -158,6 +168,11 @@ class ZenFlowConfig:
     def rounds_gradients(self) -> bool:
         """Whether the host gets gradients rounded to eight bits."""
         return self.gradient_link == "e4m3"
+
+    @property
+    def uploads_changes(self) -> bool:
+        """Whether uploads may have changed weights alone."""
+        return self.uploads == "changed"
 
     @property
     def rolling(self) -> bool:
@@ -237,6 +252,16 @@ _CHOICES = {
     "update_rule": get_args(UpdateRule),
     "host_state": get_args(HostState),
     "gradient_link": get_args(GradientLink),
+    "uploads": get_args(Uploads),
+}
+# Settings that a format of fewer bytes needs: the format, and each setting with its value.
+_NEEDED: dict[tuple[str, str], dict[str, object]] = {
+    ("gradient_link", "e4m3"): {
+        "update_rule": "exact",
+        "overlap_step": True,
+        "full_warm_up_rounds": 0,
+    },
+    ("uploads", "changed"): {"update_rule": "exact", "overlap_step": True},
 }
 
 
@@ -290,17 +315,15 @@ def _cross_violations(config: ZenFlowConfig) -> Iterator[str]:
             "host_state must be 'float32' under the published rule, got 'compact': leave it out, "
             "or set update_rule to 'exact'"
         )
-
-    if config.gradient_link == "e4m3":
-        for name, value, fits in (
-            ("update_rule", config.update_rule, "exact"),
-            ("overlap_step", config.overlap_step, True),
-            ("full_warm_up_rounds", config.full_warm_up_rounds, 0),
-        ):
+    for (setting, chosen), needed in _NEEDED.items():
+        if getattr(config, setting) != chosen:
+            continue
+        for name, fits in needed.items():
+            value = getattr(config, name)
             if value != fits:
                 yield (
-                    f"{name} must be {fits!r} with gradient_link='e4m3', got {value!r}: change "
-                    "it, or leave gradient_link out"
+                    f"{name} must be {fits!r} with {setting}={chosen!r}, got {value!r}: change "
+                    f"it, or leave {setting} out"
                 )
 
 

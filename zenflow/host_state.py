@@ -8,9 +8,14 @@ HostState = Literal["float32", "compact"]
 """Format of the host's weights and moments."""
 GradientLink = Literal["model", "e4m3"]
 """Format of gradients on the link, and of those that wait on the host."""
+Uploads = Literal["all", "changed"]
+"""Weights that are uploaded at a window's end."""
 
 GROUP = 64
 """Number of elements of a column that share an exponent byte, in all formats of few bytes."""
+MARKED_BYTES = 2
+"""Bytes of a weight of which changed ones may be uploaded alone: longer ones change in every
+step."""
 MOST_WAITING = 64
 """Largest number of gradients that one pass applies to compact state."""
 
@@ -67,6 +72,15 @@ def column_bytes(gradient_link: GradientLink, num_rows: int, dtype_bytes: int) -
     """
     size = dtype_bytes if gradient_link == "model" else 1
     return size * gradient_width(gradient_link, num_rows)
+
+
+def mark_bytes(num_rows: int) -> int:
+    """Return the bytes of a column's marks, a bit for each number, in words of 64.
+
+    >>> mark_bytes(1000)
+    128
+    """
+    return num_groups(num_rows) * GROUP // 8
 
 
 def num_groups(num_rows: int) -> int:

@@ -202,8 +202,10 @@ def can_divide(
 ) -> bool:
     """Whether devices may share the host's state as a division says; arguments as elsewhere.
 
-    Only groups of rows with a common exponent can't be cut.
+    Groups of rows with a common exponent can't be cut, and uploads of changed weights are for one.
     """
+    if config.uploads_changes and division.host > 1:
+        return False
     if not groups_rows(config):
         return True
     return engine_memory(shapes, config, dtype_bytes).host.cut_rows(division.host) is None

@@ -16,6 +16,7 @@ from sim.models.recomputation import Recomputation
 from sim.models.workload import Workload
 from sim.planning.grid import fewer_tokens
 from sim.planning.options import Option, Planner, default_reserve
+from sim.planning.rules import FEW_BYTES
 from sim.planning.search import Search, groups_of
 from sim.timing.division import Division
 from zenflow.config import PRESETS, ZenFlowConfig
@@ -101,17 +102,16 @@ class Chooser:
             if like is None
             else like.planners
         )
-        asked = (knobs or {}).items()
-        if {("host_state", "compact"), ("gradient_link", "e4m3")} & set(asked):
-            self.planners = {n: own for n, own in self.planners.items() if self._can_be_compact(n)}
+        if {("host_state", "compact"), *FEW_BYTES.items()} & set((knobs or {}).items()):
+            self.planners = {n: own for n, own in self.planners.items() if self._can_divide(n)}
         # Steps to look at, those with most tokens first; none where weights exceed the device.
         is_hopeless = is_too_large(workload, hardware, parallel)
         self.works = [] if is_hopeless else [workload, *fewer_tokens(workload)]
 
-    def _can_be_compact(self, count: int) -> bool:
-        """Whether so many devices may share what groups of rows have an exponent for."""
+    def _can_divide(self, count: int) -> bool:
+        """Whether so many devices may share states, gradients and uploads of few bytes."""
         shapes = [parameter.shape for parameter in self.workload.parameters]
-        config = ZenFlowConfig(host_state="compact")
+        config = ZenFlowConfig(host_state="compact", uploads=self.knobs.get("uploads", "all"))
         division = Division.of(self._settings["parallel"], count)
         return can_divide(shapes, config, self.workload.dtype_bytes, division)
 

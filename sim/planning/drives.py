@@ -51,7 +51,7 @@ def with_drive(
         may_chunk: Whether logits may come in chunks.
         knobs: Settings of the update rule that are held, besides k.
     """
-    held = dict(knobs or {})
+    held = {**(knobs or {}), "uploads": "all"}
     if before is not None and before.fits and not is_asked:
         config = before.strategy.config
         if "host_state" not in held and config is not None and config.is_compact:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from sim.machine import Machine, Rates, least_seconds
 from sim.memory.engine import EngineMemory
 from sim.simulate import Strategy
+from sim.timing.changed_uploads import is_still, uploaded_bytes
 from sim.timing.costs import StepCosts, layers_of
 from sim.timing.division import Division
 from sim.timing.framework import ddp_hooks, fsdp2_hooks
@@ -43,7 +44,7 @@ def estimated_seconds(
     rates = Rates.of(hardware)
     window, size = config.update_interval, costs.dtype_bytes
     down = own.deferred * gradient_bytes(config.gradient_link, size)
-    up = own.deferred * size / window
+    up = own.deferred * uploaded_bytes(config, size, own.depth) / window
     before, at_end = window_passes(config, size, own.depth)
     before *= 1.0 if config.is_exact else costs.intake_factor
     work = (before + at_end) * (own.deferred / window)
@@ -79,7 +80,8 @@ def _device_seconds(
     # Under DDP a device has its part of deferred elements, and measures and moves all of them.
     split = own.deferred * division.host / division.device + own.important
     moved = split * measured_bytes(config, size)
-    if config.is_exact and config.overlap_step and own.deferred:  # else only what is not due
+    moves = config.is_exact and config.overlap_step and not is_still(config, size)
+    if moves and own.deferred:  # else only what is not due
         moved += split * moved_bytes(size)
     seconds += moved / costs.elementwise_bandwidth
     return seconds + split * size / overheads.intake_bandwidth.value

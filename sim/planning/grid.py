@@ -8,7 +8,7 @@ from typing import Any
 
 from sim.models.recomputation import Recomputation
 from sim.models.workload import MOST_MICRO_BATCHES, Workload
-from sim.planning.rules import WORTH
+from sim.planning.rules import FEW_BYTES, WORTH
 from sim.simulate import Strategy
 from zenflow.config import ZenFlowConfig
 
@@ -91,8 +91,7 @@ def strategies(
             other presets are there for AdamW exactly, or to compare with.
         releases: Whether gradients may leave during backward.
     """
-    formats = ("host_state", "gradient_link")
-    others = {key: value for key, value in knobs.items() if key not in formats}
+    others = {key: v for key, v in knobs.items() if key not in ("host_state", *FEW_BYTES)}
     for name in names:
         default = ZenFlowConfig.preset(name)
         grid = [(k, interval) for k in KS for interval in INTERVALS] if name == "zenflow" else []

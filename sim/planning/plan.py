@@ -21,10 +21,10 @@ from sim.planning.chunks import in_chunks, with_chunks
 from sim.planning.drives import with_drive
 from sim.planning.improvements import Improvement
 from sim.planning.options import Option
-from sim.planning.rules import EXACT
+from sim.planning.rules import EXACT, FEW_BYTES
 from sim.planning.streams import can_stream, hiding_tokens, with_streams
 from sim.simulate import STRATEGIES, SYSTEMS, Strategy
-from zenflow.host_state import GradientLink, HostState
+from zenflow.host_state import GradientLink, HostState, Uploads
 
 DRAWS = 100
 """Number of draws of the machine's quantities for an interval."""
@@ -156,6 +156,7 @@ def plan(
     options: Mapping[str, Any] | None = None,
     host_state: HostState | None = None,
     gradient_link: GradientLink = "model",
+    uploads: Uploads = "all",
     chunked_loss: bool | None = None,
     state_on_drive: bool = False,
 ) -> Plan:
@@ -175,6 +176,7 @@ def plan(
         host_state: Format of the host's weights and moments under zenflow. None is float32, and
             compact where nothing may fit with that.
         gradient_link: Format of gradients on the link and on the host under zenflow.
+        uploads: Weights that are uploaded under zenflow.
         chunked_loss: Whether logits are never whole, as under `zenflow train --chunked-loss`.
             None is the workload's loss, and chunks where they make that fit or faster.
         state_on_drive: Whether states on a drive are told in any case, not only where the host
@@ -205,7 +207,11 @@ def plan(
     chooser = Chooser(
         workload, hardware, names=presets, checkpointing=checkpointing, reserve=reserve,
         parallel=parallel, reshards=reshards,
-        knobs=None if gradient_link == "model" else {"gradient_link": gradient_link},
+        knobs={
+            name: value
+            for name, value in (("gradient_link", gradient_link), ("uploads", uploads))
+            if value == FEW_BYTES[name]
+        },
     )  # fmt: skip
     asked_knobs = {**chooser.knobs, **({} if host_state is None else {"host_state": host_state})}
     if host_state == "compact":

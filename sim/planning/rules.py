@@ -39,6 +39,9 @@ PRESET_RULES: Mapping[str, PresetRule] = {
 }
 """Rule of each preset; other systems' are in their records."""
 
+FEW_BYTES: Mapping[str, str] = {"gradient_link": "e4m3", "uploads": "changed"}
+"""Settings of fewer bytes on the link, which are held where they are asked for."""
+
 EXACT = tuple(name for name, rule in PRESET_RULES.items() if rule.distance == 0)
 """Presets whose rule is AdamW exactly."""
 BASELINES = tuple(name for name, rule in PRESET_RULES.items() if rule.is_baseline)

@@ -61,7 +61,7 @@ def with_streams(
     """
     if may_chunk and loss_is_ours(workload):
         workload = replace(workload, loss="chunks")
-    held = {**(knobs or {}), "topk_ratio": 0}
+    held = {**(knobs or {}), "topk_ratio": 0, "uploads": "all"}
     states = ("float32", "compact") if "host_state" not in held else (held["host_state"],)
     depths = (None, 2, 1) if "queue_depth" not in held else (held["queue_depth"],)
     rules = [

@@ -326,6 +326,8 @@ def _check(config: ZenFlowConfig, *, releases: bool) -> None:
     """
     if not releases:
         raise ConfigError("streamed weights need gradients that leave in backward: release mode")
+    if config.uploads_changes:
+        raise ConfigError("streamed weights come from the host anyway: leave uploads out")
     if config.topk_ratio == 1:
         raise ConfigError(
             "streamed weights need state on the host: choose a topk_ratio below 1, got 1"

@@ -27,6 +27,7 @@ from sim.schedules.intake import by_segment, intake_of, total
 from sim.schedules.ring import Ring
 from sim.schedules.schedule import AbstractSchedule, Step, Waits
 from sim.timing.block_plan import BlockPlan, PlannedBlock
+from sim.timing.changed_uploads import uploaded_bytes
 from sim.timing.costs import StepCosts
 from sim.timing.division import Division
 from sim.timing.fresh_steps import late_bytes, measured_bytes, moved_bytes
@@ -103,6 +104,7 @@ class EngineSchedule(AbstractSchedule):
         self._states = [_SegmentState() for _ in costs.segments]
         self._intake = intake_of(self.plan, costs)
         size = gradient_bytes(config.gradient_link, costs.dtype_bytes)
+        self._uploaded = uploaded_bytes(config, costs.dtype_bytes, self.plan.depth)
         self._sizes = [float(share.deferred * size) for share in self.plan.shares]
         self._moved: list[float] = []
         self._taken: list[float] = []
@@ -382,7 +384,8 @@ class EngineSchedule(AbstractSchedule):
         state.last_update = [done]
         if holds:
             state.staging_free.append(done)
-        num_bytes = sum(block.elements for block in due) * self.costs.dtype_bytes
+        size = self._uploaded if lag else self.costs.dtype_bytes
+        num_bytes = sum(block.elements for block in due) * size
         self._landings[step + lag].append(Landing(index, num_bytes, done))
 
     def _close(self, due: list[PlannedBlock], step: int) -> None:

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from sim.timing.changed_uploads import is_still
 from sim.timing.costs import StepCosts, is_split
 from sim.timing.division import Division
 from sim.timing.host_memory import HostMemory, host_memory
@@ -137,6 +138,7 @@ class BlockPlan:
             for index, segment in enumerate(costs.segments)
         ]
         self.ring = ring_of(cut, config.gradient_link, costs.dtype_bytes, division.host)
+        self._is_still = is_still(config, costs.dtype_bytes)
         self._matrices = _matrices_of(self.blocks, division.device)
         self._moved = [0.0] * len(costs.segments)
         for matrix in self._matrices:
@@ -167,7 +169,7 @@ class BlockPlan:
 
         A matrix is passed over as a whole where any of its blocks lands later than in this step.
         """
-        if not self.config.is_exact:
+        if not self.config.is_exact or self._is_still:
             return [0.0] * len(self.shares)
         if self.config.overlap_step and not calendar.is_warm_up(step):
             return self._moved

@@ -11,7 +11,7 @@ from sim.hardware.profile import HardwareProfile
 from sim.timing.drive_memory import StatesOnDrive
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
-from zenflow.host_state import GROUP, column_bytes, state_bytes
+from zenflow.host_state import GROUP, MARKED_BYTES, column_bytes, mark_bytes, state_bytes
 from zenflow.rule.blocks import BlockShape
 from zenflow.rule.calendar import WindowCalendar
 from zenflow.rule.sizes import packed_into, pool_bytes, queue_depth
@@ -92,6 +92,11 @@ class HostMemory:
             raise ConfigError(
                 "states on a drive are of one process: take one device, or leave state_on_drive "
                 "out"
+            )
+        if config.uploads_changes and parts > 1:
+            raise ConfigError(
+                f"uploads='changed' is for one process, but {parts} devices share the host's "
+                "state: take one device, or leave uploads out"
             )
         if groups_rows(config) and (rows := self.cut_rows(parts)) is not None:
             name = "host_state='compact'" if config.is_compact else "gradient_link='e4m3'"
@@ -224,6 +229,9 @@ def _upload_buffer(blocks: Sequence[BlockShape], config: ZenFlowConfig, dtype_by
     if not config.overlap_step:
         return 0
     sizes = [_aligned(block.deferred_elements * dtype_bytes) for block in blocks]
+    if config.uploads_changes and dtype_bytes == MARKED_BYTES:
+        marks = [_aligned(block.num_deferred * mark_bytes(block.num_rows)) for block in blocks]
+        sizes = list(map(sum, zip(sizes, marks, strict=True)))
     return largest(zip(WindowCalendar(config, blocks).phases(), sizes, strict=True))
 
 

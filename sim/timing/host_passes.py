@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sim.timing.changed_uploads import MARKING_STEPS, sends_changes
 from zenflow.config import ZenFlowConfig
 from zenflow.host_state import GROUP, HostState, gradient_bytes, state_bytes
 from zenflow.rule.sizes import AUTOMATIC_DEPTH
@@ -87,7 +88,9 @@ def ended(config: ZenFlowConfig, dtype_bytes: int, *, waiting: int, is_direct: b
         is_direct: Whether the published rule reads the window's only gradient, not a sum.
     """
     if config.is_exact:
-        return replayed_by(config, dtype_bytes, waiting) + HostPass(dtype_bytes)
+        marks = sends_changes(config, dtype_bytes, waiting)
+        marking = MARKING_STEPS[config.host_state] if marks else 0
+        return replayed_by(config, dtype_bytes, waiting) + HostPass(dtype_bytes, marking)
     read = dtype_bytes if is_direct else 4
     return HostPass(_moved_bytes("float32") + read + dtype_bytes, 1, 1)
 

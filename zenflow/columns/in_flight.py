@@ -36,8 +36,13 @@ class PendingUpload:
     """Copies of the window's last gradient, for which the step of the landing has to wait."""
     computed: Completion
     """End of the host's update, which writes `values`."""
+    marks: Tensor | None = None
+    """Marks of the weights that the update changes, uint8 (D, 8 ceil(O / 64)), in the memory that
+    `lease` is of; None where all are uploaded."""
     uploaded: Completion | None = None
     """End of the copy to the device; None until the copy is queued."""
+    num_bytes: int = 0
+    """Number of bytes that the copy has moved."""
 
 
 class UpdatesInFlight:

@@ -13,6 +13,7 @@ from zenflow.columns.host_rows import aligned
 from zenflow.columns.layout import Block
 from zenflow.config import ZenFlowConfig
 from zenflow.device.base import AbstractDevice
+from zenflow.host_state import MARKED_BYTES, mark_bytes
 from zenflow.lanes.completion import Completion, unique, wait_all
 from zenflow.lanes.lease import Lease
 from zenflow.rule.calendar import WindowCalendar
@@ -45,11 +46,15 @@ class UploadBuffer:
 
     def next_piece(self, shape: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, Lease]:
         """Return the buffer's next piece as a matrix, for a block's upload, and its lease."""
-        piece = self.memory.matrix(self._offset, shape, dtype)
-        self._offset += aligned(shape[0] * shape[1] * dtype.itemsize)
         lease = Lease(self._before)
         self._pieces.append(lease)
-        return piece, lease
+        return self.behind(shape, dtype), lease
+
+    def behind(self, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+        """Return a matrix behind the last piece, whose lease it shares."""
+        matrix = self.memory.matrix(self._offset, shape, dtype)
+        self._offset += aligned(shape[0] * shape[1] * dtype.itemsize)
+        return matrix
 
 
 class UploadPool:
@@ -106,7 +111,7 @@ class UploadPool:
         by_phase: dict[int, list[Block]] = {}
         for block, phase in zip(self._blocks, self._calendar.phases(), strict=True):
             by_phase.setdefault(phase, []).append(block)
-        return max(map(_upload_bytes, by_phase.values()), default=0)
+        return max(map(self._upload_bytes, by_phase.values()), default=0)
 
     def reset(self) -> None:
         """Forget all updates in flight, and give their buffers back."""
@@ -121,7 +126,7 @@ class UploadPool:
 
     def take(self, blocks: Sequence[Block]) -> UploadBuffer:
         """Return a buffer with room for the blocks' uploads, all its updates landed."""
-        needed = max(self.capacity, _upload_bytes(blocks))
+        needed = max(self.capacity, self._upload_bytes(blocks))
         free = next((buffer for buffer in self._buffers if buffer.num_open == 0), None)
         if free is not None and not needed <= free.memory.num_bytes <= 2 * needed:
             self._free(free)  # left from another interval
@@ -133,7 +138,12 @@ class UploadPool:
         free.restart()
         return free
 
-
-def _upload_bytes(blocks: Iterable[Block]) -> int:
-    """Return the bytes of a buffer for the blocks' uploads."""
-    return sum(aligned(block.host_elements * block.split.param.dtype.itemsize) for block in blocks)
+    def _upload_bytes(self, blocks: Iterable[Block]) -> int:
+        """Return the bytes of a buffer for the blocks' uploads, with marks where these may be."""
+        total = 0
+        for block in blocks:
+            itemsize = block.split.param.itemsize
+            total += aligned(block.host_elements * itemsize)
+            if self._config.uploads_changes and itemsize == MARKED_BYTES:
+                total += aligned(block.shape.num_deferred * mark_bytes(block.split.num_host_rows))
+        return total

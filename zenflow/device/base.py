@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from zenflow.device.kernels.base import DeviceKernels, HostColumns, LateGradient
+from zenflow.host import changes
 from zenflow.lanes.completion import Completion
 from zenflow.rule.sizes import GATHERED_BYTES
 
@@ -33,6 +34,23 @@ class Arrival:
     """Weight that the columns are written to, (O, I)."""
     late: LateGradient | None = None
     """Gradient whose fresh step the columns still need; None where there is none."""
+    marks: Tensor | None = None
+    """Marks of the values that differ from the weight's, on the host, as `zenflow.host.changes`
+    has them; None where all may."""
+    changed: Tensor | None = None
+    """Values of the marked elements, (n,), on the host; None where all values are sent."""
+
+    def ready(self) -> Arrival:
+        """Return the arrival with its marked values gathered, in the memory of all values."""
+        changed = None if self.marks is None else changes.gather(self.values, self.marks)
+        return self if changed is None else replace(self, changed=changed)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are sent, once the arrival is ready."""
+        if self.changed is None or self.marks is None:
+            return self.values.nbytes
+        return self.changed.nbytes + self.marks.nbytes
 
 
 def gathered_together(

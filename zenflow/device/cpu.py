@@ -22,6 +22,7 @@ from zenflow.device.base import (
 )
 from zenflow.device.kernels.base import HostColumns
 from zenflow.device.kernels.torch_kernels import CpuKernels
+from zenflow.host import changes
 from zenflow.host import memory as host_memory
 from zenflow.lanes.completion import Completion
 
@@ -68,7 +69,7 @@ class CpuDevice(AbstractDevice):
     ) -> None:
         """Scatter host rows into columns."""
         for run in gathered_together(arrivals, gather):
-            moved: Sequence[Tensor] = [_moved_on(arrival) for arrival in run]
+            moved: Sequence[Tensor] = [self._arrived(arrival) for arrival in run]
             if gather is not None:
                 moved = gather(moved, [len(arrival.weight) for arrival in run])
             for arrival, values_DO in zip(run, moved, strict=True):
@@ -106,11 +107,15 @@ class CpuDevice(AbstractDevice):
     def close(self) -> None:
         """Do nothing: nothing is pinned."""
 
-
-def _moved_on(arrival: Arrival) -> Tensor:
-    """Return the arriving columns with the fresh step of their late gradient applied."""
-    if arrival.late is None:
-        return arrival.values
-    values_DO = arrival.values.clone()
-    arrival.late.move_on(values_DO, arrival.columns)
-    return values_DO
+    def _arrived(self, arrival: Arrival) -> Tensor:
+        """Return the arriving columns with the fresh step of their late gradient applied."""
+        if arrival.changed is not None and arrival.marks is not None:
+            values_DO = torch.empty_like(arrival.values)
+            self.kernels.pack(arrival.weight, arrival.columns, values_DO)
+            changes.put(values_DO, arrival.marks, arrival.changed)
+            return values_DO
+        if arrival.late is None:
+            return arrival.values
+        values_DO = arrival.values.clone()
+        arrival.late.move_on(values_DO, arrival.columns)
+        return values_DO

@@ -23,6 +23,7 @@ from zenflow.device.kernels.base import HostColumns, LateGradient
 from zenflow.device.kernels.torch_kernels import TorchKernels
 from zenflow.device.runtime import CudaRuntime
 from zenflow.errors import DeadlineError
+from zenflow.host import changes
 from zenflow.host import memory as host_memory
 from zenflow.lanes.completion import Completion
 
@@ -160,9 +161,15 @@ class CudaDevice(AbstractDevice):
 
     def _arrived(self, arrival: Arrival) -> Tensor:
         """Return the arriving columns on the device, as the host has them."""
-        host_DO = arrival.values
-        arrived_DO = self._runtime.empty(host_DO.shape, host_DO.dtype)
-        return arrived_DO.copy_(host_DO, non_blocking=True)
+        if arrival.changed is None or arrival.marks is None:
+            return self._sent(arrival.values)
+        # These columns and no others: the device's own are written meanwhile.
+        arrived_DO = arrival.weight.t().index_select(0, arrival.columns.indices)
+        changes.put(arrived_DO, self._sent(arrival.marks), self._sent(arrival.changed))
+        return arrived_DO
+
+    def _sent(self, host: Tensor) -> Tensor:
+        return self._runtime.empty(host.shape, host.dtype).copy_(host, non_blocking=True)
 
     def order_after(self, completion: Completion) -> None:
         """Make the compute stream wait for the copy's end."""

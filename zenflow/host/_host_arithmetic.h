@@ -184,6 +184,57 @@ INLINE void store_cast(void *out, int dtype, int64_t start, int64_t n,
     }
 }
 
+/* Bytes of a row's marks: whole words, of a bit for each element. */
+INLINE int64_t mark_bytes(int64_t cols)
+{
+    return (cols + GROUP - 1) / GROUP * (GROUP / 8);
+}
+
+/* A bit for each of n elements, the lowest first: whether it is another one than before. */
+INLINE void mark(uint8_t *restrict marks, const uint16_t *restrict before,
+                 const uint16_t *restrict now, int64_t n)
+{
+    uint8_t differs[TILE];
+    memset(differs, 0, sizeof differs);
+    for (int64_t i = 0; i < n; i++)
+        differs[i] = before[i] != now[i];
+    for (int64_t byte = 0; byte < mark_bytes(n); byte++) {
+        uint64_t eight; /* ones and zeros, of which each is moved to a bit of the highest byte */
+        memcpy(&eight, differs + 8 * byte, sizeof eight);
+        marks[byte] = (uint8_t)(eight * 0x0102040810204080u >> 56);
+    }
+}
+
+/* An upload's weights, of a tile at most. Where there are marks, `out` has the upload before, and
+ * the tile is of one row, from a multiple of 64 elements on. */
+INLINE void store_upload(const HostJob *job, int64_t start, int64_t n, const float *restrict values)
+{
+    if (!job->repeatable) {
+        store_cast(job->out, job->out_dtype, start, n, values);
+        return;
+    }
+    uint16_t now[TILE], *out = (uint16_t *)job->out + start;
+    store_cast(now, job->out_dtype == FLOAT16 ? FLOAT16 : BFLOAT16, 0, n, values);
+    for (int64_t i = 0; i < n; i++)
+        now[i] = now[i] == 0x8000u ? 0 : now[i];
+    if (job->marks) {
+        const int64_t row = start / job->cols, at = start - row * job->cols;
+        mark(job->marks + row * mark_bytes(job->cols) + at / 8, out, now, n);
+    }
+    memcpy(out, now, (size_t)n * sizeof *now);
+}
+
+/* The job that writes the upload before once more, of rows that have taken no step since. */
+static HostJob former_of(const HostJob *job)
+{
+    HostJob former = *job;
+    former.upload = job->former;
+    former.lead = job->former_lead;
+    former.num_steps = 0;
+    former.marks = 0;
+    return former;
+}
+
 /* As torch.lerp: from the nearer end, so that beta1 = 0 gives the gradient itself. */
 INLINE float next_exp_avg(float old, float g, float rate)
 {

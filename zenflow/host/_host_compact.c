@@ -150,18 +150,21 @@ INLINE void catch_up_group(const HostJob *job, const Group *group, const Scales 
             scale_into(tile, step->grad, job->grad_dtype, start, n, step->scale, 0);
         step_tile(step, &scales[k], tile, master, exp_avg, exp_avg_sq, n);
     }
-    if (num_steps)
+    if (num_steps) {
         encode(group, master, exp_avg, exp_avg_sq, keys, number, n);
+        if (job->repeatable)
+            decode(group, master, exp_avg, exp_avg_sq, n);
+    }
     if (!job->out)
         return;
     if (upload) {
-        if (!num_steps || !job->repeats_last)
+        if (!num_steps || !job->repeats_last || job->repeatable)
             displace_tile(&job->upload, upload, tile, exp_avg, exp_avg_sq, n);
         for (int64_t i = 0; i < n; i++)
             tile[i] = master[i] - job->lead * tile[i];
-        store_cast(job->out, job->out_dtype, start, n, tile);
+        store_upload(job, start, n, tile);
     } else {
-        store_cast(job->out, job->out_dtype, start, n, master);
+        store_upload(job, start, n, master);
     }
 }
 
@@ -184,18 +187,27 @@ WIDE_CLONES NOINLINE void compact_row(const HostJob *job, int64_t row, const Sca
     }
 }
 
+static void catch_up_row(const HostJob *job, int64_t row, int64_t num_steps)
+{
+    const int64_t count = job->step[row];
+    const int leads = job->out && job->lead != 0.0f && count + num_steps > 0;
+    const Keys keys = keys_of(job->seed, count + num_steps);
+    Scales scales[MOST_STEPS], upload = {0};
+    for (int64_t k = 0; k < num_steps; k++)
+        scales[k] = scales_of(&job->steps[k], count + k + 1);
+    if (leads)
+        upload = scales_of(&job->upload, count + num_steps);
+    compact_row(job, row, scales, num_steps, leads ? &upload : NULL, &keys);
+    job->step[row] += num_steps;
+}
+
 void zenflow_compact_rows(const HostJob *job, int64_t low, int64_t high)
 {
     for (int64_t row = low; row < high; row++) {
-        const int64_t count = job->step[row], num_steps = job->active[row] ? job->num_steps : 0;
-        const int leads = job->out && job->lead != 0.0f && count + num_steps > 0;
-        const Keys keys = keys_of(job->seed, count + num_steps);
-        Scales scales[MOST_STEPS], upload = {0};
-        for (int64_t k = 0; k < num_steps; k++)
-            scales[k] = scales_of(&job->steps[k], count + k + 1);
-        if (leads)
-            upload = scales_of(&job->upload, count + num_steps);
-        compact_row(job, row, scales, num_steps, leads ? &upload : NULL, &keys);
-        job->step[row] += num_steps;
+        if (job->marks) {
+            const HostJob former = former_of(job);
+            catch_up_row(&former, row, 0);
+        }
+        catch_up_row(job, row, job->active[row] ? job->num_steps : 0);
     }
 }

@@ -42,7 +42,7 @@ INLINE void catch_up_tile(const HostJob *job, const AdamStep *steps, const Scale
         displace_tile(&job->upload, upload, tile, exp_avg, exp_avg_sq, n);
     for (int64_t i = 0; i < n; i++)
         tile[i] = master[i] - job->lead * tile[i];
-    store_cast(job->out, job->out_dtype, start, n, tile);
+    store_upload(job, start, n, tile);
 }
 
 /* Whole tiles have a length that the compiler knows: its loops over them have no remainders. */
@@ -59,7 +59,11 @@ CLONES NOINLINE void catch_up_run(const HostJob *job, const AdamStep *steps, con
 
 CLONES NOINLINE void copy_run(const HostJob *job, int64_t begin, int64_t end)
 {
-    store_cast(job->out, job->out_dtype, begin, end - begin, job->master + begin);
+    if (!job->repeatable)
+        store_cast(job->out, job->out_dtype, begin, end - begin, job->master + begin);
+    else
+        for (int64_t start = begin; start < end; start += TILE)
+            store_upload(job, start, end - start < TILE ? end - start : TILE, job->master + start);
 }
 
 EXPORT int zenflow_interface(void)
@@ -115,7 +119,8 @@ static void catch_up_rows(const HostJob *job, int64_t low, int64_t high, int64_t
         job->step[row] += num_steps;
 }
 
-/* Neighbouring rows with the same constants run as one, so that short rows vectorise too. */
+/* Neighbouring rows with the same constants run as one, so that short rows vectorise too. Rows with
+ * marks run one by one, as their upload before is compared while it is in the cache. */
 EXPORT void zenflow_run(const HostJob *job, int64_t low, int64_t high)
 {
     const uint64_t mode = flush_subnormals();
@@ -129,10 +134,55 @@ EXPORT void zenflow_run(const HostJob *job, int64_t low, int64_t high)
     for (int64_t row = low, next; job->kind == CATCH_UP && row < high; row = next) {
         const int64_t count = job->step[row];
         const int active = job->active[row] != 0;
-        for (next = row + 1; next < high && job->step[next] == count; next++)
+        for (next = row + 1; next < high && job->step[next] == count && !job->marks; next++)
             if ((job->active[next] != 0) != active)
                 break;
+        if (job->marks) {
+            const HostJob former = former_of(job);
+            catch_up_rows(&former, row, next, count, 0);
+        }
         catch_up_rows(job, row, next, count, active);
     }
     restore_mode(mode);
+}
+
+INLINE int64_t bits_in(uint64_t word)
+{
+    word -= (word >> 1) & 0x5555555555555555u;
+    word = (word & 0x3333333333333333u) + ((word >> 2) & 0x3333333333333333u);
+    word = (word + (word >> 4)) & 0x0f0f0f0f0f0f0f0fu;
+    return (int64_t)(word * 0x0101010101010101u >> 56);
+}
+
+/* Rank of the lowest bit of a word that has one. */
+INLINE int64_t lowest_of(uint64_t word)
+{
+#if defined(__GNUC__)
+    return __builtin_ctzll(word);
+#else
+    return bits_in((word & (0 - word)) - 1);
+#endif
+}
+
+EXPORT int64_t zenflow_gather_marked(uint16_t *values, const uint8_t *marks, int64_t rows,
+                                     int64_t cols, int64_t most)
+{
+    const int64_t words = mark_bytes(cols) / 8;
+    uint64_t word;
+    int64_t count = 0;
+    for (int64_t i = 0; i < rows * words; i++) {
+        memcpy(&word, marks + 8 * i, sizeof word);
+        count += bits_in(word);
+    }
+    if (count > most)
+        return count;
+    uint16_t *next = values;
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t i = 0; i < words; i++) {
+            const uint16_t *group = values + row * cols + i * GROUP;
+            memcpy(&word, marks + 8 * (row * words + i), sizeof word);
+            for (; word; word &= word - 1)
+                *next++ = group[lowest_of(word)];
+        }
+    return count;
 }

@@ -14,7 +14,7 @@
 
 /* Raised with every change of a signature or record: library.py refuses a library built from other
  * code. */
-#define INTERFACE 7
+#define INTERFACE 8
 
 /* What a job does with its rows. */
 enum { SUM = 0, CATCH_UP = 1, COMPACT = 2 };
@@ -44,7 +44,11 @@ typedef struct {
  * CATCH_UP: active rows take all steps, in order, and count them. Then, if there is `out`, every
  * row's weights go there, moved on by `lead` times the displacement of the step `upload`: that of
  * the last step taken where `repeats_last` says that they are the same.
- * COMPACT: the same with compact state, which is written once, after all steps. */
+ * COMPACT: the same with compact state, which is written once, after all steps.
+ *
+ * A `repeatable` upload is of the state as the job leaves it, and its zeros have no sign. So a later
+ * job finds it again, as long as no step lies between: `former` and `former_lead` are its settings.
+ * Where there are `marks`, these get a bit for each element of `out` that is another one there. */
 typedef struct {
     int32_t kind;
     int32_t grad_dtype;
@@ -73,10 +77,19 @@ typedef struct {
     int64_t first; /* number of the first row's first element in the whole parameter */
     int64_t stride; /* from one row's first element to the next one's */
     uint64_t seed;
+    int32_t repeatable;
+    float former_lead;
+    AdamStep former;
+    uint8_t *marks; /* see changes.py */
 } HostJob;
 
 /* Does rows low..high-1 of a job. */
 EXPORT void zenflow_run(const HostJob *job, int64_t low, int64_t high);
+
+/* Moves the marked elements of (rows, cols) to their beginning, in order; none where they are more
+ * than `most`. Returns their number. */
+EXPORT int64_t zenflow_gather_marked(uint16_t *values, const uint8_t *marks, int64_t rows,
+                                     int64_t cols, int64_t most);
 
 /* Does rows low..high-1 of a job on compact state; subnormals are flushed already. */
 void zenflow_compact_rows(const HostJob *job, int64_t low, int64_t high);

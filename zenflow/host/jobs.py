@@ -50,6 +50,7 @@ class CJob(ctypes.Structure):
         *((name, _POINTER) for name in ("high", "low", "exp_avg8", "exp_avg_sq8")),
         *(("exponents1", _POINTER), ("exponents2", _POINTER)),
         *(("first", _LONG), ("stride", _LONG), ("seed", ctypes.c_uint64)),
+        *(("repeatable", _INT), ("former_lead", _FLOAT), ("former", CStep), ("marks", _POINTER)),
     )
 
 
@@ -116,6 +117,22 @@ class SumJob:
 
 
 @dataclass(frozen=True, slots=True)
+class Changes:
+    """Marks of the weights in which an upload differs from the one before.
+
+    The upload before was repeatable, and its rows have taken no step since. So the pass finds it
+    again, by its settings, in the state that it reads.
+    """
+
+    marks: Tensor
+    """Marks, uint8 (R, 8 ceil(O / 64)), as `zenflow.host.changes` has them; written."""
+    lead: float
+    """Lead of the upload before."""
+    step: AdamStep
+    """Settings of the displacement in the upload before; a gradient in them is ignored."""
+
+
+@dataclass(frozen=True, slots=True)
 class Upload:
     """An upload's weights: the master, moved on by momentum along the last displacement."""
 
@@ -127,6 +144,19 @@ class Upload:
     """Settings by which the displacement is computed; a gradient in them is ignored."""
     repeats_last: bool
     """Whether `step` is the last step taken, so that its displacement is known already."""
+    is_repeatable: bool = False
+    """Whether a later pass can find the upload again: of weights of two bytes, it is of the state
+    as this pass leaves it, rounded where that is, and its zeros have no sign."""
+    changes: Changes | None = None
+    """Marks of the weights that are others than in the upload before; None for none. Only for a
+    repeatable upload, whose `out` overlaps no gradient."""
+
+    def rows(self, part: slice) -> Upload:
+        """Return the upload of a slice of the rows."""
+        changes = self.changes
+        if changes is not None:
+            changes = replace(changes, marks=changes.marks[part])
+        return replace(self, out=self.out[part], changes=changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +200,7 @@ class CatchUpJob:
             *(self.master[part], self.exp_avg[part], self.exp_avg_sq[part], self.step[part]),
             self.active[part],
             [replace(step, grad=step.grad[part]) for step in self.steps if step.grad is not None],
-            None if upload is None else replace(upload, out=upload.out[part]),
+            None if upload is None else upload.rows(part),
         )
 
     def encode(self) -> CJob:
@@ -195,7 +225,8 @@ class CatchUpJob:
 class CompactJob:
     """A catch-up pass over compact state: `CatchUpJob`'s, with the state rounded after all steps.
 
-    Rows that take no step are not rounded again. The upload is of the numbers before rounding.
+    Rows that take no step are not rounded again. The upload is of the numbers before rounding, or
+    of the rounded ones if it is repeatable.
     """
 
     state: CompactState
@@ -228,7 +259,7 @@ class CompactJob:
             step=self.step[part],
             active=self.active[part],
             steps=[replace(s, grad=s.grad[part]) for s in self.steps if s.grad is not None],
-            upload=None if upload is None else replace(upload, out=upload.out[part]),
+            upload=None if upload is None else upload.rows(part),
             first=self.first + low * self.stride,
         )
 
@@ -269,6 +300,11 @@ def _encode_gradients_and_upload(
         job.lead = upload.lead
         job.upload = upload.step.encode()
         job.repeats_last = upload.repeats_last
+        job.repeatable = upload.is_repeatable
+        if upload.changes is not None:
+            job.marks = upload.changes.marks.data_ptr()
+            job.former = upload.changes.step.encode()
+            job.former_lead = upload.changes.lead
 
 
 HostJob = SumJob | CatchUpJob | CompactJob

@@ -29,9 +29,10 @@ from zenflow.host.jobs import (
     Upload,
 )
 from zenflow.host.library import c_library
-from zenflow.host_state import MOST_WAITING, gradient_width, num_groups
+from zenflow.host_state import MOST_WAITING, gradient_width, mark_bytes, num_groups
 
 _FLOAT32 = (torch.float32,)
+_HALF = (torch.bfloat16, torch.float16)
 
 
 def active_kernel() -> Literal["c", "torch"]:
@@ -96,7 +97,10 @@ def _check_gradients(
         _check(f"the gradient of step {index}", step.grad, (num_rows, width), dtypes)
         dtypes = (step.grad.dtype,)
     if upload is not None:
-        _check("out", upload.out, shape, DTYPE_CODES)
+        _check("out", upload.out, shape, _HALF if upload.is_repeatable else DTYPE_CODES)
+        if upload.changes is not None:
+            marks = (num_rows, mark_bytes(num_elements))
+            _check("marks", upload.changes.marks, marks, (torch.uint8,))
 
 
 def _check_compact(state: CompactState) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 _logger = logging.getLogger(__name__)
 
-_INTERFACE = 7  # the one the C file declares; raised with every change of a signature
+_INTERFACE = 8  # the one the C file declares; raised with every change of a signature
 _CHOICES = ("c", "torch")
 _FILE = Path(__file__).with_name("_host_kernel.so")
 
@@ -21,6 +21,7 @@ _POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "zenflow_instruction_set": (ctypes.c_char_p, ()),
     "zenflow_run": (None, (_POINTER, _LONG, _LONG)),
+    "zenflow_gather_marked": (_LONG, (_POINTER, _POINTER, _LONG, _LONG, _LONG)),
     "zenflow_pool_open": (_POINTER, (_INT,)),
     "zenflow_pool_run": (None, (_POINTER, _POINTER, _LONG, _LONG)),
     "zenflow_pool_close": (None, (_POINTER,)),

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from zenflow.host import e4m3
+from zenflow.host.changes import mark
 from zenflow.host.compact import Rounding, keys_of
 from zenflow.host.jobs import AdamStep, CatchUpJob, CompactJob, HostJob, SumJob
 
@@ -30,7 +32,12 @@ def run(job: HostJob) -> None:
 
 def _catch_up_compact(job: CompactJob) -> None:
     numbers = job.state.numbers()
-    _catch_up(CatchUpJob(*numbers, job.step, job.active, job.steps, job.upload))
+    upload = job.upload
+    is_repeatable = upload is not None and upload.is_repeatable
+    if upload is not None and upload.changes is not None:
+        _repeat(CatchUpJob(*numbers, job.step, job.active, (), upload))
+    first_pass = None if is_repeatable else upload
+    _catch_up(CatchUpJob(*numbers, job.step, job.active, job.steps, first_pass))
     rows = job.active.nonzero().squeeze(1)
     if job.steps and len(rows):
         keys = keys_of(job.seed, job.step[rows])
@@ -38,9 +45,14 @@ def _catch_up_compact(job: CompactJob) -> None:
         rounding = Rounding.drawn(keys, first, job.state.high.shape[1])
         weight, exp_avg, exp_avg_sq = (tensor[rows] for tensor in numbers)
         job.state.put(rows, weight, exp_avg, exp_avg_sq, rounding)
+    if is_repeatable:
+        written = CatchUpJob(*job.state.numbers(), job.step, job.active, (), upload)
+        _upload(written, rows, written.master)
 
 
 def _catch_up(job: CatchUpJob) -> None:
+    if job.upload is not None and job.upload.changes is not None:
+        _repeat(job)
     rows = job.active.nonzero().squeeze(1)
     state = [tensor[rows] for tensor in (job.master, job.exp_avg, job.exp_avg_sq, job.step)]
     delta = torch.zeros_like(state[0])
@@ -108,5 +120,21 @@ def _upload(job: CatchUpJob, rows: Tensor, delta: Tensor) -> None:
         whole[own_rows] = _displacement(
             upload.step, job.exp_avg[own_rows], job.exp_avg_sq[own_rows], job.step[own_rows]
         )
-    moved = job.master - whole * lead
-    upload.out.copy_(torch.where(leads.unsqueeze(1), moved, job.master))
+    moved = torch.where(leads.unsqueeze(1), job.master - whole * lead, job.master)
+    if not upload.is_repeatable:
+        upload.out.copy_(moved)
+        return
+    now = moved.to(upload.out.dtype)
+    now.masked_fill_(now == 0, 0)  # without a sign
+    if upload.changes is not None:
+        mark(upload.changes.marks, upload.out, now)
+    upload.out.copy_(now)
+
+
+def _repeat(job: CatchUpJob) -> None:
+    """Write the upload before once more, of rows that have taken no step since."""
+    upload = job.upload
+    assert upload is not None
+    assert upload.changes is not None
+    former = replace(upload, lead=upload.changes.lead, step=upload.changes.step, changes=None)
+    _upload(replace(job, steps=(), upload=former), job.step[:0], job.master)

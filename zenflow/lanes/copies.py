@@ -112,8 +112,9 @@ class Copy:
     """Host-side work that must be done before the copy begins."""
     completion: Completion
     """End of this copy."""
-    num_bytes: int
-    """Number of bytes that the copy moves."""
+    num_bytes: int | Callable[[], int]
+    """Number of bytes that the copy moves; or a function that gets the copy ready once `after` is
+    done, and returns the number."""
     step: int
     """Number of the step that the copy belongs to."""
 
@@ -182,10 +183,11 @@ class CopyLane:
         for completion in copy.after:
             completion.wait_done(self._wait_timeout)
         started = time.perf_counter()
-        with nullcontext() if self.paced is None else self.paced.carrying(copy.num_bytes):
+        num_bytes = copy.num_bytes if isinstance(copy.num_bytes, int) else copy.num_bytes()
+        with nullcontext() if self.paced is None else self.paced.carrying(num_bytes):
             events = copy.run()
         start, end = events or (started, time.perf_counter())
-        self.recorder.add(self.name, self._span_name, start, end, copy.step, copy.num_bytes)
+        self.recorder.add(self.name, self._span_name, start, end, copy.step, num_bytes)
         if events is None:
             copy.completion.mark_done()
         else:

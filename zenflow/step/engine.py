@@ -39,6 +39,7 @@ from zenflow.step.device_step import measure, move_scores, resident_grads_of, up
 from zenflow.step.fresh.steps import FreshSteps
 from zenflow.step.gradients.collector import GradientCollector
 from zenflow.step.gradients.ring import GradientRing
+from zenflow.step.host.changed import ChangedUploads
 from zenflow.step.host.rules import make_tasks
 from zenflow.step.host.schedule import HostSchedule
 from zenflow.step.host.tasks import Window
@@ -140,6 +141,7 @@ class Engine:
                 *(layout, self.calendar, device),
                 packs=self._packs,
                 rounds_gradients=config.rounds_gradients,
+                still=frozenset() if self.changed is None else self.changed.still,
             )
         self.gate = UploadGate(
             *(device, self.h2d, self.stalls, self.calendar, wait_timeout),
@@ -191,6 +193,9 @@ class Engine:
             *(self.device, self.config, self.layout.blocks, self.calendar),
             self.options.wait_timeout,
         )
+        self.changed: ChangedUploads | None = None
+        if self.config.uploads_changes:
+            self.changed = ChangedUploads(self.layout)
         parts = (
             *(self.layout, self.calendar, self.worker, self.pool),
             *(self.uploads, self.in_flight, self.windows),
@@ -200,10 +205,11 @@ class Engine:
             config=self.config,
             device=self.device,
             largest_interval=largest_interval,
+            changed=self.changed,
         )
         self.schedule = HostSchedule(
             *(self.layout, self.config, self.calendar, tasks, self.device),
-            self.options.wait_timeout,
+            *(self.options.wait_timeout, self.changed),
         )
 
     def _lane(self, name: str, span_name: str, paced: PacedDirection | None) -> CopyLane:
@@ -318,6 +324,8 @@ class Engine:
                     self.in_flight.end(update)
             self.show_true(split)
             split.show_important()
+            if self.changed is not None:
+                self.changed.forget(split.blocks)
 
     def show_true(self, split: SplitParam) -> None:
         """Write a drained parameter's masters into its deferred columns on the device."""

@@ -77,7 +77,7 @@ class Reporter:
             StepReport,
             step=step.number,
             d2h_bytes=step.gradients.num_bytes + weights[1],
-            h2d_bytes=sum(update.values.nbytes for update in landed) + weights[0],
+            h2d_bytes=sum(update.num_bytes for update in landed) + weights[0],
             weights_d2h_bytes=weights[1],
             weights_h2d_bytes=weights[0],
             drive_read_bytes=0 if drive is None else drive.read_bytes,

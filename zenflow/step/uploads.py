@@ -10,7 +10,7 @@ from zenflow.device.base import Arrival
 from zenflow.lanes.completion import Completion, unique, wait_all
 from zenflow.lanes.copies import Copy
 from zenflow.lanes.lease import Lease, take
-from zenflow.rule.sizes import pieces
+from zenflow.rule.sizes import PASSING_BYTES, pieces
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from zenflow.rule.calendar import WindowCalendar
     from zenflow.step.fresh.steps import FreshSteps
     from zenflow.step.gradients.ring import PackJob
+
+SPREAD_COPIES = 8
+"""Bytes on the device for each byte of columns that come as changed weights: the columns, and for
+each weight a mark and its place among the changed ones."""
 
 
 @dataclass(eq=False, repr=False)
@@ -99,7 +103,7 @@ class UploadGate:
     def _late(self, block: Block, rows: Tensor, *, is_packed: bool) -> LateGradient | None:
         if self.fresh is None:
             return None
-        return self.fresh.late(block.split, rows, is_packed=is_packed)
+        return self.fresh.late(block, rows, is_packed=is_packed)
 
     def start_uploads(
         self,
@@ -138,6 +142,9 @@ class UploadGate:
     ) -> None:
         """Queue the upload of some rows of updates that land in this step.
 
+        Of changed weights the device makes whole rows, in more memory than these have: they come
+        in smaller pieces.
+
         Args:
             parts: Block, first row, row after the last, and the gradient whose fresh step these
                 rows still need. A block's parts come in order, the last one last.
@@ -148,29 +155,35 @@ class UploadGate:
         if not parts:
             return  # most buckets of most steps
         uploaded = Completion(f"the upload of step {step} (h2d)")
-        arrivals, leases = [], []
+        updates, arrivals = [], []
         pages = {block.split.page: None for block, *_ in parts}
         for block, low, high, late in parts:
             update = self.in_flight.of(block)
             assert update is not None
             update.uploaded = uploaded
-            leases.append(update.lease)
-            values, columns = update.values, block.deferred
-            if high - low < block.shape.num_deferred:  # a view costs as much as an operation
-                first = columns.first_row
-                values = values[low:high]
-                columns = block.split.host_columns(first + low, first + high)
-            arrivals.append(Arrival(values, columns, block.split.weight(), late))
+            most = high - low
+            if update.marks is not None:
+                most = max(1, PASSING_BYTES // (SPREAD_COPIES * block.column_bytes))
+            for first in range(low, high, most):
+                updates.append(update)
+                arrivals.append(_arrival(update, first, min(first + most, high), late))
+
+        def get_ready() -> int:
+            for index, update in enumerate(updates):
+                arrivals[index] = arrivals[index].ready()
+                update.num_bytes += arrivals[index].num_bytes
+            return sum(arrival.num_bytes for arrival in arrivals)
+
         self.lane.submit(
             Copy(
                 run=lambda: self.device.unpack(arrivals, mark, self.gather),
                 after=take(
                     uploaded,
-                    reads=[*leases, *late_memory],
+                    reads=[*dict.fromkeys(update.lease for update in updates), *late_memory],
                     fills=[page.lease for page in pages if page is not None],
                 ),
                 completion=uploaded,
-                num_bytes=sum(arrival.values.nbytes for arrival in arrivals),
+                num_bytes=get_ready,
                 step=step,
             )
         )
@@ -199,3 +212,15 @@ class UploadGate:
         for uploaded in unique(update.uploaded for update in updates):
             uploaded.wait_launched(self.wait_timeout)
             self.device.order_after(uploaded)
+
+
+def _arrival(update: PendingUpload, first: int, last: int, late: LateGradient | None) -> Arrival:
+    """Return rows first..last-1 of an update on their way."""
+    block = update.block
+    values, marks, columns = update.values, update.marks, block.deferred
+    if last - first < block.shape.num_deferred:  # a view costs as much as an operation
+        values = values[first:last]
+        marks = None if marks is None else marks[first:last]
+        row = columns.first_row
+        columns = block.split.host_columns(row + first, row + last)
+    return Arrival(values, columns, block.split.weight(), late, marks)

@@ -13,7 +13,7 @@ import torch
 from zenflow.columns.device_rows import NamedParam, Resident
 from zenflow.columns.host_shares import HostShares
 from zenflow.columns.layout import SplitParam
-from zenflow.columns.placement import build_layout
+from zenflow.columns.placement import build_layout, is_split
 from zenflow.columns.shards import Shards, check_same
 from zenflow.config import ZenFlowConfig
 from zenflow.controller import AbstractController, FixedInterval
@@ -28,6 +28,7 @@ from zenflow.host_state import state_bytes
 from zenflow.rule.adamw import Hyper
 from zenflow.rule.sizes import AUTOMATIC_DEPTH
 from zenflow.step.engine import Engine
+from zenflow.step.host.changed import check_changed
 from zenflow.step.options import EngineOptions
 from zenflow.surface.arguments import (
     common_device,
@@ -89,6 +90,13 @@ def start_engine(
         check_streamed(named, config, options, is_shared=sharing is not None)
     if options.state_dir is not None:
         check_on_drive(config, is_shared=sharing is not None)
+    if config.uploads_changes:
+        check_changed(
+            [item.data for item in named if is_split(item.param, config)],
+            is_shared=sharing is not None,
+            has_stream=stream is not None,
+            has_drive=options.state_dir is not None,
+        )
     device = bind(where, options.wait_timeout)
     device.kernels = kernels_for(options.kernels, where, device.kernels)
     check_same(sharing, {**settings, **own, "kernels": device.kernels.name})

@@ -50,6 +50,7 @@ _NOT_ASKED = (
     default="float32, and compact where nothing fits with that",
 )  # fmt: skip
 @setting_flag(settings_of(ZenFlowConfig)["gradient_link"], section="Strategy", default="model")
+@setting_flag(settings_of(ZenFlowConfig)["uploads"], section="Strategy", default="all")
 @setting_flag(
     settings_of(TrainSettings)["chunked_loss"], section="Compute",
     default="where a step fits or is faster with that",
@@ -111,6 +112,7 @@ def plan_command(context: click.Context, /, **flags: Any) -> Answer:
             options=request.options,
             host_state=flags["host_state"],
             gradient_link=flags["gradient_link"] or "model",
+            uploads=flags["uploads"] or "all",
             chunked_loss=flags["chunked_loss"],
             state_on_drive=request.state_on_drive,
         )

@@ -12,6 +12,7 @@ from experiments.commands.prediction.plan_run import Wishes, run_command, what_t
 from sim.memory.chance import LIKELY
 from sim.memory_parts import gib
 from sim.planning.rules import rounds
+from sim.timing.changed_uploads import CHANGED_AT, changed_share
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -102,6 +103,7 @@ def answer(plan: Plan, wishes: Wishes) -> list[str]:
         return [said, *_changes(plan), *_streamed(plan, wishes), *on_drive(plan, wishes)]
     return [
         *_rounded(plan, chosen),
+        *_changed(chosen),
         *chunks(plan, chosen),
         *_headline(plan, chosen),
         *_devices(plan, chosen),
@@ -213,6 +215,19 @@ def _headline(plan: Plan, chosen: Option) -> Iterator[str]:
         yield f"{asked} to a step do not fit{sure}; {given} do. Use {text}"
     else:
         yield f"Use {text}"
+
+
+def _changed(chosen: Option) -> Iterator[str]:
+    """Yield the assumption on uploads of changed weights."""
+    config = chosen.strategy.config
+    if config is None or not config.uploads_changes:
+        return
+    share = changed_share(config.update_interval)
+    yield (
+        f"With uploads=changed it is assumed that {share:.0%} of the weights change between two "
+        f"uploads, as at learning rates of {CHANGED_AT:.0e} of the weights' size. Other rates "
+        "have other shares, and from a thousandth on all weights are uploaded. No GPU has run it."
+    )
 
 
 def _rounded(plan: Plan, chosen: Option) -> Iterator[str]:

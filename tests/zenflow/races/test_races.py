@@ -11,6 +11,7 @@ from tests.zenflow.races.harness import Training, checked, races
 from tests.zenflow.step.test_timing import RULES
 from zenflow.host import kernel
 from zenflow.rule import sizes
+from zenflow.step.host.changed import ChangedUploads
 
 MODES = ("release", "keep")
 both_modes = pytest.mark.parametrize("mode", MODES)
@@ -63,6 +64,40 @@ def test_tritons_kernels_where_the_ring_cuts_matrices(monkeypatch):
 @keep_slowly
 def test_bfloat16_weights(mode):
     assert races(mode, S2, steps=6, model=TinyStack(num_layers=3, dtype=torch.bfloat16)) == []
+
+
+def calm(training, step):
+    """Let the learning rate be so small that windows are still, but for one window."""
+    for group in training.optimizer.param_groups:
+        group["lr"] = 1e-2 if step == 4 else 1e-5
+
+
+@pytest.mark.parametrize("kernels", ["torch", pytest.param("triton", marks=needs_triton)])
+@keep_slowly
+def test_changed_weights(mode, kernels, monkeypatch):
+    """They come up without a race, and are those of whole uploads."""
+    noted, runs, sent = ChangedUploads.noted, [], []
+
+    def whole(self, step, block, upload):
+        self.forget([block])
+        return noted(self, step, block, upload)
+
+    def keep(training, step):
+        calm(training, step)
+        training.optimizer.synchronize()
+        runs[-1].append([p.detach().clone() for p in training.model.parameters()])
+        sent[-1] += training.optimizer.report.h2d_bytes if step > 1 else 0
+
+    for way in (whole, noted):
+        monkeypatch.setattr(ChangedUploads, "noted", way)
+        runs.append([])
+        sent.append(0)
+        model = TinyStack(num_layers=3, dtype=torch.bfloat16)
+        rule = {"update_interval": 1, "uploads": "changed"}
+        assert races(mode, rule, then=keep, steps=7, model=model, kernels=kernels) == []
+    for step, pair in enumerate(zip(*runs, strict=True), 1):
+        assert all(torch.equal(*both) for both in zip(*pair, strict=True)), step
+    assert sent[1] < 0.9 * sent[0]
 
 
 def look(training, step):

@@ -70,6 +70,7 @@ class FreshSteps:
         *,
         packs: bool = False,
         rounds_gradients: bool = False,
+        still: Set[Block] = frozenset(),
     ) -> None:
         """Start with no step.
 
@@ -79,8 +80,10 @@ class FreshSteps:
             device: Owner of the weights.
             packs: Whether compute packs all deferred columns, in every step.
             rounds_gradients: Whether gradients are rounded to eight bits on their way out.
+            still: Blocks without fresh steps; a set that changes between steps.
         """
         self._rounds_gradients = rounds_gradients
+        self._still = still
         self._moves_in_pack = packs and device.kernels.moves_while_packing
         self._layout = layout
         self._calendar = calendar
@@ -172,7 +175,7 @@ class FreshSteps:
             for block in split.blocks:
                 asked = taken, landings[next_due[block.index]] - step.number
                 share = 0.0
-                if block.shape.num_deferred:
+                if block.shape.num_deferred and block not in self._still:
                     if asked not in shares:
                         shares[asked] = fresh_share(hyper.beta1, asked[1], late, count)
                     share = shares[asked]
@@ -236,7 +239,8 @@ class FreshSteps:
         Blocks of one parameter have one between them. A block whose update lands has none: its
         update may be on its way by then, for columns that were packed before.
         """
-        return None if block in self._landing else self._moves.get(block.split)
+        stays = block in self._landing or block in self._still
+        return None if stays else self._moves.get(block.split)
 
     def _factors(self, split: SplitParam, stays: Tensor | None = None) -> FreshMove:
         columns, rows = split.columns.fresh_factors, self._row_factors[split]
@@ -258,16 +262,17 @@ class FreshSteps:
             make_factors(whole, moving)
         self._has_factors = True
 
-    def late(self, split: SplitParam, rows: Tensor, *, is_packed: bool) -> LateGradient | None:
+    def late(self, block: Block, rows: Tensor, *, is_packed: bool) -> LateGradient | None:
         """Return the gradient whose fresh step landing columns still need, after `apply`.
 
         Args:
-            split: The parameter.
-            rows: Columns of its gradient as rows, of this host's part: all of them as the device
-                has them, or the landing ones, packed.
+            block: Block that the columns are of.
+            rows: Columns of its parameter's gradient as rows, of this host's part: all of them as
+                the device has them, or the landing ones, packed.
             is_packed: Whether `rows` are the landing columns alone.
         """
-        if split not in self._moving:
+        split = block.split
+        if split not in self._moving or block in self._still:
             return None
         factors = split.columns.fresh_factors, split.part.of(self._row_factors[split])
         move = FreshMove(*factors, self._rates[split])

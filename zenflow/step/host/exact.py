@@ -16,6 +16,7 @@ from zenflow.columns.layout import Block, Bucket
 from zenflow.host.jobs import HostJob, Upload
 from zenflow.lanes.lease import Lease
 from zenflow.rule.momentum import delay, upload_lead
+from zenflow.step.host.changed import ChangedUploads
 from zenflow.step.host.tasks import AbstractHostTasks, WindowWork
 from zenflow.step.step import Step
 
@@ -36,6 +37,8 @@ class ExactTasks(AbstractHostTasks):
     """Largest number of a block's gradients that wait, q."""
     is_compact: bool
     """Whether the state is rounded once a pass."""
+    changed: ChangedUploads | None
+    """Memory of the last uploads, for those of changed weights alone; None where all are sent."""
     queues: list[list[StagedGradient]] = field(init=False)
     """Gradients of each block that wait, the oldest first, by the block's index."""
 
@@ -64,6 +67,12 @@ class ExactTasks(AbstractHostTasks):
     def renew(self) -> None:
         """Follow a resizing of all blocks; no gradient waits."""
         self.rooms.clear()
+        self._forget(self.layout.blocks)
+
+    def _forget(self, blocks: Iterable[Block]) -> None:
+        """Let the next uploads of some blocks, whose rows change now, have all weights."""
+        if self.changed is not None:
+            self.changed.forget(blocks)
 
     def leases_of(self, block: Block) -> list[Lease]:
         """Return the leases of the block's rows and staging, and of all gradients that wait."""
@@ -76,6 +85,7 @@ class ExactTasks(AbstractHostTasks):
         self._arriving.clear()
         self._reserved.clear()
         self.rooms.clear()
+        self._forget(self.layout.blocks)
 
     def stage(self, block: Block) -> StagedGradient:
         """Return where a block's gradient of the step under way is to be copied."""
@@ -139,6 +149,7 @@ class ExactTasks(AbstractHostTasks):
         """Submit one catch-up pass over these blocks, without an upload."""
         if not blocks:
             return
+        self._forget(blocks)
         queues = [self.queues[block.index] for block in blocks]
         works = [
             _work(block, partial(_catch_up, block.host, self.all_active(block), list(queue), None))
@@ -179,9 +190,13 @@ class ExactTasks(AbstractHostTasks):
             step=adam_step(hyper),
             repeats_last=bool(queue) and queue[-1].step == step.number,
         )
+        marks = None
+        if self.changed is not None:
+            upload = self.changed.noted(step, block, upload)
+            marks = None if upload.changes is None else upload.changes.marks
         make = partial(_catch_up, block.host, active, queue, upload)
         reads = [staged.lease for staged in queue]
-        return WindowWork(block, out, lease, _work(block, make), reads)
+        return WindowWork(block, out, lease, _work(block, make), reads, marks)
 
     def window_ended(self, step: Step, block: Block) -> None:
         """Free the memory of the window's gradients after the pass."""

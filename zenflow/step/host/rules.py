@@ -16,6 +16,7 @@ from zenflow.host.ranks import ranks_on_this_machine
 from zenflow.lanes.host_worker import HostWorker
 from zenflow.rule.calendar import WindowCalendar
 from zenflow.rule.sizes import pool_bytes, queue_depth
+from zenflow.step.host.changed import ChangedUploads
 from zenflow.step.host.exact import ExactTasks
 from zenflow.step.host.published import PublishedTasks, make_sums
 from zenflow.step.host.tasks import AbstractHostTasks, Window
@@ -41,6 +42,7 @@ def make_tasks(
     config: ZenFlowConfig,
     device: AbstractDevice,
     largest_interval: int,
+    changed: ChangedUploads | None = None,
 ) -> AbstractHostTasks:
     """Return the tasks of the configuration's update rule, and allocate their memory.
 
@@ -49,6 +51,7 @@ def make_tasks(
         config: Settings of the update rule.
         device: Owner of pinned memory.
         largest_interval: Largest S to allocate for.
+        changed: Memory of the last uploads; None where all weights are uploaded.
     """
     layout = parts[0]
     if not config.is_exact:
@@ -57,7 +60,7 @@ def make_tasks(
     spare = math.inf if config.is_compact else _spare_pools(layout)  # there q is in the result
     depth = queue_depth(config.queue_depth, largest_interval, spare)
     rooms = RoomPool(device, pool_bytes(staging_bytes, depth))
-    return ExactTasks(*parts, rooms, depth, config.is_compact)
+    return ExactTasks(*parts, rooms, depth, config.is_compact, changed)
 
 
 def _spare_pools(layout: Layout) -> float:

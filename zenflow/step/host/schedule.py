@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,6 +12,7 @@ from zenflow.config import ZenFlowConfig
 from zenflow.device.base import AbstractDevice
 from zenflow.lanes.completion import unique, wait_all
 from zenflow.rule.calendar import WindowCalendar
+from zenflow.step.host.changed import ChangedUploads
 from zenflow.step.host.tasks import AbstractHostTasks
 from zenflow.step.step import Step
 
@@ -26,6 +27,8 @@ class HostSchedule:
     tasks: AbstractHostTasks
     device: AbstractDevice
     wait_timeout: float
+    changed: ChangedUploads | None = None
+    """Blocks whose device takes no fresh steps; None where all weights are uploaded."""
 
     @property
     def _resizes(self) -> bool:
@@ -66,7 +69,7 @@ class HostSchedule:
             members = rest.get(bucket.index, [])
             active = {block.index: self.tasks.all_active(block) for block in members}
             self.tasks.update(step, members, active, opened)
-        self._reset(block for block in due if block not in chosen)
+        self._begin_windows(step, [block for block in due if block not in chosen])
         return selecting
 
     def select(self, step: Step, blocks: Sequence[Block]) -> None:
@@ -77,11 +80,14 @@ class HostSchedule:
             return
         finish_rows = partial(self.tasks.finish_rows, step)
         active = hand_over(blocks, finish_rows, self.config.hysteresis, self.layout.shares)
+        if self.changed is not None:
+            self.changed.forget(block for block in blocks if not active[block.index].all())
+            self.changed.measure(blocks)
         opened = self._close_windows(step, blocks)
         counted = by_bucket(block for block in blocks if self.tasks.windows[block.index].count)
         for members in counted.values():
             self.tasks.update(step, members, active, opened)
-        self._reset(blocks)
+        self._begin_windows(step, blocks)
 
     def _resize(self, step: Step) -> None:
         """Change to the ratio k in force: all windows end, columns move, and all are uploaded."""
@@ -99,7 +105,7 @@ class HostSchedule:
         for members in by_bucket(updating).values():
             active = {block.index: self.tasks.all_active(block) for block in members}
             self.tasks.update(step, members, active, opened)
-        self._reset(blocks)
+        self._begin_windows(step, blocks)
 
     def _close_windows(self, step: Step, blocks: Sequence[Block]) -> Mapping[int, int]:
         """End windows in the calendar; return the step after which each began, by block."""
@@ -108,8 +114,10 @@ class HostSchedule:
             self.calendar.close(block.index, step.number)
         return opened
 
-    def _reset(self, blocks: Iterable[Block]) -> None:
+    def _begin_windows(self, step: Step, blocks: Sequence[Block]) -> None:
         """Let the blocks' next windows begin."""
+        if self.changed is not None:
+            self.changed.begin_windows(step, blocks)
         for block in blocks:
             window = self.tasks.windows[block.index]
             window.count, window.wants_selection = 0, False

@@ -50,6 +50,8 @@ class WindowWork:
     """Job on the block's host rows."""
     reads: Sequence[Lease]
     """Leases of the gradients that the job reads."""
+    marks: Tensor | None = None
+    """Marks of changed weights that the job writes, under the lease of `out`; None for none."""
 
 
 @dataclass(eq=False, repr=False)
@@ -232,6 +234,7 @@ class AbstractHostTasks(ABC):
                     opened=opened[block.index],
                     copied=step.gradients.copied.get(bucket, ()) if is_in_place else (),
                     computed=computed,
+                    marks=work.marks,
                 )
             )
             self.window_ended(step, block)

@@ -122,6 +122,7 @@ def _engine_state(engine: Engine) -> dict[str, Any]:
         "report": engine.reporter.state_dict(),
         "sketch": None if sketch is None else sketch.state_dict(),
         "controller": engine.decisions.controller.state_dict(),
+        "changed_uploads": None if engine.changed is None else engine.changed.state_dict(),
         "landings": [
             [block.index, update.land_step, update.opened]
             for block in engine.layout.blocks
@@ -180,7 +181,7 @@ def load_engine_state(
         engine.fresh.clip.fill_(saved["clip_factor"])
     if engine.probes.sketch is not None:
         engine.probes.sketch.load_state_dict(saved["sketch"])
-    _load_blocks(engine, saved)
+    _load_blocks(engine, saved, is_started=is_started)
     if is_started:
         of_block: dict[int, Tensor] = {}
         for key, place in order.items():
@@ -230,13 +231,19 @@ def _load_params(
             resident.data.copy_(resident.master)
 
 
-def _load_blocks(engine: Engine, saved: Mapping[str, Any]) -> None:
+def _load_blocks(engine: Engine, saved: Mapping[str, Any], *, is_started: bool) -> None:
     """Set every block's window; nothing is in flight then."""
     end_windows(engine)
     for index, window in enumerate(engine.windows):
         window.count = int(saved["counts"][index])
         window.wants_selection = bool(saved["wants_selection"][index])
     engine.schedule.tasks.accumulators[:] = map(int, saved["accumulators"])
+    if engine.changed is None:
+        return
+    if is_started:
+        engine.changed.load_state_dict(saved["changed_uploads"])
+    else:
+        engine.changed.begin_anew()
 
 
 def _left_out(
