@@ -113,13 +113,14 @@ class Command(click.Command):
         )  # fmt: skip
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write flags under their headings, in the order in which headings first appear."""
+        """Write flags under their headings, in the order in which these appear, output last."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for flag in self.get_params(ctx):
             record = flag.get_help_record(ctx) if isinstance(flag, click.Option) else None
             if record is not None:
                 heading = getattr(flag, "section", OUTPUT)
                 sections.setdefault(heading, []).append(record)
+        sections[OUTPUT] = sections.pop(OUTPUT)
         for heading, records in sections.items():
             with formatter.section(heading):
                 formatter.write_dl(records)

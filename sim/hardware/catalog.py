@@ -29,6 +29,10 @@ _TABLES: Mapping[str, str] = {
     "nvme": "nvme",
     "machine": "machines",
 }
+_LISTS: Mapping[str, str] = {
+    "device": "gpus", "host": "hosts", "link": "links", "nvme": "drives", "machine": "machines",
+}  # fmt: skip
+"""Word of the command line that lists a kind."""
 _DEFAULTS = "default"
 _MOST_ADAPTERS = 8
 _LABELS = ("title", "aliases")
@@ -339,7 +343,8 @@ def _lookup(kind: str, name: str) -> tuple[str, Entry]:
     known = _folded(kind)
     found = known.get(fold(str(name)))
     if found is None:
-        raise ConfigError(f"there is no {kind} {name!r}: {nearest(str(name), known)}")
+        listed = f"; zenflow plan --list {_LISTS[kind]} has all" if kind in _LISTS else ""
+        raise ConfigError(f"there is no {kind} {name!r}: {nearest(str(name), known)}{listed}")
     return found, _entries(kind)[found]
 
 

@@ -211,8 +211,8 @@ def subject(scope: Scope) -> Subject:
         raise NeedsInputError(
             "this study trains on GLUE's small tasks: give --data-dir FOLDER with "
             f"{', '.join(FILES)} (lines of one or two texts and 0 or 1, tabs between them), or "
-            f"try --smoke, which needs none; {folder or 'no folder'} has no "
-            f"{' and no '.join(missing)}"
+            "try --smoke, which needs none"
+            + (f"; {folder} has no {' and no '.join(missing)}" if folder else "")
         )
     names = (ENCODER, DECODER) if scope.model is None else scope.model.split(",")
     return Subject(

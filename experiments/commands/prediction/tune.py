@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from experiments.commands.answer import Answer, Exit
-from experiments.commands.command import Command, flag_of, given, option
+from experiments.commands.command import OUTPUT, Command, flag_of, given, option
 from experiments.commands.flag_types import NEW_FOLDER, PATH
 from experiments.commands.prediction.request_flags import request_flags
 from experiments.commands.training.config_file import read_config_file, with_flags
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from sim.hardware.profile import HardwareProfile
 
 _GIGA = 1e9
+_STUDY = "Study"
+"""Heading of flags on where a study is kept, and what its runs are."""
 _NOT_TUNED = ("strategy", "seed", "steps", "epochs", "start_steps", "save_every",
               "save_minutes", "eval_every", "eval_batches", "timeline_steps")  # fmt: skip
 """Flags of `zenflow train` that a short run of one strategy has no use for."""
@@ -93,12 +95,12 @@ _SIMULATE = {k: v for k, v in _flags_of(request_flags(without=_OTHER)).items() i
 @option("--largest-staleness", type=int, section="Limits", help="Most steps, S + 1.")
 @option("--smallest-captured", type=float, section="Limits",
         help="Least share of energy on the device.")  # fmt: skip
-@option("--storage", section="Input and output",
+@option("--storage", section=_STUDY,
         help="File (study.journal) or database (sqlite:///a.db) of the study.")  # fmt: skip
-@option("--study-name", default="zenflow", show_default=True, section="Input and output",
+@option("--study-name", default="zenflow", show_default=True, section=_STUDY,
         help="Name of the study in the storage.")  # fmt: skip
-@option("--out", type=NEW_FOLDER, section="Input and output", help="Results go here.")
-@option("--config", "config_file", type=PATH, section="Input and output",
+@option("--out", type=NEW_FOLDER, section=OUTPUT, help="Results go here.")
+@option("--config", "config_file", type=PATH, section=_STUDY,
         help="Settings of the runs, as of `zenflow train`; flags win over it.")  # fmt: skip
 @click.pass_context
 def tune_command(context: click.Context, /, **flags: Any) -> Answer:
