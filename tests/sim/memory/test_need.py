@@ -433,11 +433,18 @@ def test_compact_state_is_a_remedy_and_saves_what_it_says():
     saved = (plain.host_bytes - other.host_bytes) / 2**30
     assert f"host_state='compact' saves {saved:.3g} GiB" in str(told)
     assert not other.fits(machine)
+    on_drive = replace(
+        Strategy.of("zenflow", topk_ratio=0, queue_depth=plain.queue_depth), state_on_drive=True
+    )
+    saved = (plain.host_bytes - memory_of(work, on_drive, machine).host_bytes) / 2**30
+    words = f"topk_ratio=0 with states on a drive (state_on_drive) saves {saved:.3g} GiB"
+    assert words in str(told)
     (told,) = short(host_state="compact").fits(machine)
     assert "queue_depth=1 saves" in str(told)
     assert "host_state" not in str(told)
     (told,) = short(update_rule="published").fits(machine)
     assert "host_state" not in str(told), "that rule has none"
+    assert "state_on_drive" not in str(told), "nor that"
 
 
 def test_more_room_than_needed_and_just_enough_fit():
