@@ -189,8 +189,8 @@ class Strategy:
             reshards: Whether sharded weights are dropped behind forward.
             streams: How the weights of the engine's model visit its device; all layers of
                 zero_infinity do in any case.
-            state_on_drive: Whether the states that the engine's host has are on a drive, as those of
-                zero_infinity are.
+            state_on_drive: Whether the states that the engine's host has are on a drive, as those
+                of zero_infinity are in any case.
             changes: Knobs, or options of another system.
 
         Raises:

@@ -118,6 +118,11 @@ LINES = {
         "zenflow train --model my-model/ --data my_texts/ --topk-ratio 0 "
         "--state-dir /nvme/run1 --drive-tbw 1200 --out runs/mine":
             Elsewhere("tests/experiments/training/run/test_state_dir.py"),
+        "zenflow train --model my-model/ --data my_texts/ --strategy zero_infinity "
+        "--state-dir /nvme/run2 --out runs/baseline":
+            Elsewhere("tests/experiments/training/run/test_state_dir.py"),
+        "zenflow simulate --model qwen3-14b --gpu rtx4090 --host-ram 128 --nvme gen4-desktop "
+        "--checkpointing --strategy zero_infinity": AS_IT_STANDS,
         "zenflow plan --model qwen3-14b --gpu rtx4090 --host-ram 128 --nvme gen4-desktop "
         "--drive-tbw 1200": AS_IT_STANDS,
         "zenflow simulate --model qwen3-14b --gpu rtx4090 --host-ram 128 --nvme gen4-desktop "

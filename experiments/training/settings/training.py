@@ -59,7 +59,7 @@ class TrainSettings(TuningSettings):
     """Everything that decides a run's results and speed; SI units throughout."""
 
     strategy: str = setting("zenflow", choices=tuple(PRESET_CHANGES))
-    """Preset that the knobs start from; zero_infinity streams all layers, and needs --state-dir."""
+    """Preset that the knobs start from; zero_infinity streams layers, and needs --state-dir."""
     knobs: Mapping[str, Any] = field(default_factory=dict)
     """Fields of ``ZenFlowConfig`` that differ from the preset."""
     model: str = setting("mini")
