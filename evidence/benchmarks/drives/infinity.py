@@ -4,9 +4,11 @@
 
 Both runs are of this engine. `zero_infinity` passes over all states in each step, between backward
 and the next forward: q = 1, without overlap. `zenflow` does so once in S = q = 4 steps, behind
-compute. Link, drive and compute are slowed, see `small`, to the proportions of a model of 14B on an
-RTX 4090 with a desktop's drive. The runs take turns. Each turn's ratio of steps is beside that of
-the simulator, which is told how long a step takes alone.
+compute. Link, drive and compute are slowed, see `small`, to the proportions of a model of 14B on
+an RTX 4090 with a desktop's drive.
+
+The runs take turns with a third one that waits for nothing. Each round's ratio of steps is beside
+the simulator's, which is told how long a step of that third run took in the round.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -81,23 +84,32 @@ def measure(small: Small, rates: Rates, folder: Path, rounds: int) -> dict[str, 
         runs["alone"] = ending.enter_context(closing(Run(small, config, streams=True)))
         turns = {name: partial(run.turn, STEPS) for name, run in runs.items()}
         taken = take_turns(turns, rounds, 1)
-        alone, update = statistics.median(taken.pop("alone")), _update_seconds(small)
+        alone, update = taken.pop("alone"), _update_seconds(small)
         told = {
-            name: predicted(small, strategy, rates, alone=alone, update=update)
+            name: [predicted(small, strategy, rates, alone=own, update=update) for own in alone]
             for name, strategy in strategies().items()
         }
-    ratios = [slow / fast for slow, fast in zip(*taken.values(), strict=True)]
+    seconds = {name: [one.step_seconds for one in found] for name, found in told.items()}
     return {
         "step_seconds": {name: spread(own) for name, own in taken.items()},
-        "speed_up": spread(ratios),
-        "alone": alone,
+        "speed_up": spread(_ratios(taken)),
+        "alone": spread(alone),
         "update": update,
         "predicted": {
-            "step_seconds": {name: found.step_seconds for name, found in told.items()},
-            "stalled": {name: found.stall_fraction for name, found in told.items()},
-            "speed_up": told["zero_infinity"].step_seconds / told["zenflow"].step_seconds,
+            "step_seconds": {name: spread(own) for name, own in seconds.items()},
+            "stalled": {
+                name: statistics.median(one.stall_fraction for one in found)
+                for name, found in told.items()
+            },
+            "speed_up": spread(_ratios(seconds)),
         },
     }
+
+
+def _ratios(seconds: Mapping[str, Sequence[float]]) -> list[float]:
+    """Return each round's speed-up of `zenflow`."""
+    pairs = zip(seconds["zero_infinity"], seconds["zenflow"], strict=True)
+    return [slow / fast for slow, fast in pairs]
 
 
 def _update_seconds(small: Small) -> float:
@@ -115,14 +127,15 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
         told = row["predicted"]
         for name, own in row["step_seconds"].items():
             lines.append(
-                f"{drive:<24}{name:<16}{own['median']:>7.2f} s{told['step_seconds'][name]:>9.2f} s"
+                f"{drive:<24}{name:<16}{own['median']:>7.2f} s"
+                f"{told['step_seconds'][name]['median']:>9.2f} s"
                 f"{told['stalled'][name]:>9.0%}"
             )
-        low, middle, high = row["speed_up"]["quartiles"]
-        lines.append(
-            f"{drive:<24}zenflow is {middle:.2f} times as fast (quartiles {low:.2f} to {high:.2f}"
-            f"), predicted {told['speed_up']:.2f}"
-        )
+        said = [
+            "{1:.2f} times as fast (quartiles {0:.2f} to {2:.2f})".format(*found["quartiles"])
+            for found in (row["speed_up"], told["speed_up"])
+        ]
+        lines.append(f"{drive:<24}zenflow is {said[0]}, predicted {said[1]}")
     return "\n".join(lines)
 
 
