@@ -35,8 +35,9 @@ from evidence.benchmarks.record import setting, spread, take_turns
 from experiments.output.files import write_json
 from sim.schedules.streams import Streams
 from sim.simulate import Strategy
+from zenflow import ZenFlowConfig
 
-LIKE = {
+LIKE: dict[str, Any] = {
     "model": "qwen3-14b", "machine": "rtx4090-desktop", "tokens": 8192, "params": 14.77e9,
     "compute": 7.7, "link": 22e9,
 }  # fmt: skip
@@ -70,17 +71,24 @@ def strategies() -> dict[str, Strategy]:
     }
 
 
+def _config(name: str) -> ZenFlowConfig:
+    """Return the update rule of a strategy."""
+    config = strategies()[name].config
+    assert config is not None
+    return config
+
+
 def measure(small: Small, rates: Rates, folder: Path, rounds: int) -> dict[str, Any]:
     """Return the steps of both strategies, measured and predicted."""
     with ExitStack() as ending:
         for context in (extents_of(EXTENT), slowed_drive(rates)):
             ending.enter_context(context)
         runs = {}
-        for name, strategy in strategies().items():
+        for name in strategies():
             state_dir = ending.enter_context(tempfile.TemporaryDirectory(dir=folder))
-            run = Run(small, strategy.config, state_dir=state_dir, link=rates.link, streams=True)
+            run = Run(small, _config(name), state_dir=state_dir, link=rates.link, streams=True)
             runs[name] = ending.enter_context(closing(run))
-        config = strategies()["zenflow"].config
+        config = _config("zenflow")
         runs["alone"] = ending.enter_context(closing(Run(small, config, streams=True)))
         turns = {name: partial(run.turn, STEPS) for name, run in runs.items()}
         taken = take_turns(turns, rounds, 1)
@@ -114,8 +122,7 @@ def _ratios(seconds: Mapping[str, Sequence[float]]) -> list[float]:
 
 def _update_seconds(small: Small) -> float:
     """Return the seconds of the host's pass over all states, in memory, for one gradient."""
-    config = strategies()["zero_infinity"].config
-    with closing(Run(small, config)) as run:
+    with closing(Run(small, _config("zero_infinity"))) as run:
         run.turn(STEPS)
         return run.update_seconds()
 

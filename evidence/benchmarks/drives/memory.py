@@ -196,7 +196,7 @@ def measure(small: Small, rates: Rates, folder: Path, rounds: int) -> dict[str, 
 
 
 def table(found: dict[str, Any]) -> str:
-    """Return what was found as text."""
+    """Return the findings as text."""
     state, cap = found["state_bytes"], found["cap"]
     lines = [
         f"{found['params']:,} parameters, states of {state / 1e6:,.0f} MB",

@@ -89,7 +89,7 @@ class _Layer(nn.Module):
         self.seconds = seconds
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = x + _Timed.apply(x, self.weight, self.seconds)
+        out: torch.Tensor = x + _Timed.apply(x, self.weight, self.seconds)  # type: ignore[no-untyped-call]
         return out
 
 
