@@ -29,7 +29,7 @@ from sim.schedules.systems.lora import LORA, QLORA
 from sim.schedules.systems.on_device import PUBLISHED_ON_DEVICE
 from sim.schedules.systems.quantised_states import ADAMW_4BIT, ADAMW_8BIT
 from sim.schedules.systems.superoffload import SUPEROFFLOAD, TORCHAO_OFFLOAD
-from sim.schedules.systems.zero_infinity import ZERO_INFINITY
+from sim.schedules.systems.zero_infinity import PUBLISHED_ZERO_INFINITY
 from sim.schedules.systems.zero_offload import (
     PUBLISHED_DELAYED,
     PUBLISHED_ZERO_OFFLOAD,
@@ -38,8 +38,9 @@ from sim.schedules.zenflow import EngineSchedule
 from sim.timing.costs import StepCosts
 from sim.timing.division import PARALLELS, Division
 from sim.timing.drive_memory import check_on_drive
-from zenflow.config import PRESETS, ZenFlowConfig, unknown_name
+from zenflow.config import ZenFlowConfig, unknown_name
 from zenflow.errors import ConfigError
+from zenflow.presets import PRESET_CHANGES, ZERO_INFINITY
 from zenflow.trace.timeline import Timeline
 
 SYSTEMS: Mapping[str, System] = {
@@ -50,7 +51,7 @@ SYSTEMS: Mapping[str, System] = {
         PUBLISHED_DELAYED,
         DEEPSPEED_ZERO_OFFLOAD,
         DEEPSPEED_ZENFLOW,
-        ZERO_INFINITY,
+        PUBLISHED_ZERO_INFINITY,
         DEEP_OPTIMIZER_STATES,
         LAYER_OVERLAPPED,
         SUPEROFFLOAD,
@@ -72,7 +73,7 @@ SYSTEMS: Mapping[str, System] = {
 }
 """Other systems by name; the engine's own strategies are its presets."""
 
-STRATEGIES: tuple[str, ...] = (*PRESETS, *SYSTEMS)
+STRATEGIES: tuple[str, ...] = (*PRESET_CHANGES, *SYSTEMS)
 
 PASSES = ("forward", "backward")
 """Names of the device's passes."""
@@ -186,8 +187,10 @@ class Strategy:
             releases: The engine's gradient mode.
             parallel: How the engine's devices share a model, one of `PARALLELS`.
             reshards: Whether sharded weights are dropped behind forward.
-            streams: How the weights of the engine's model visit its device.
-            state_on_drive: Whether the states that the engine's host has are on a drive.
+            streams: How the weights of the engine's model visit its device; all layers of
+                zero_infinity do in any case.
+            state_on_drive: Whether the states that the engine's host has are on a drive, as those
+                of zero_infinity are in any case.
             changes: Knobs, or options of another system.
 
         Raises:
@@ -216,7 +219,7 @@ class Strategy:
             changes |= {} if reshards else {"reshard_after_forward": False}
             SYSTEMS[name].options(changes)  # refuses what there is not
             return cls(name=name, options=changes)
-        if name not in PRESETS:
+        if name not in PRESET_CHANGES:
             raise ConfigError(f"strategy {unknown_name(name, STRATEGIES)}")
         if others := [key for key in changes if key.startswith("lora_")]:
             raise ConfigError(
@@ -233,6 +236,8 @@ class Strategy:
                 "reshard_after_forward is about sharded weights: give parallel fsdp as well"
             )
         config = ZenFlowConfig.preset(name, **changes)
+        if name == ZERO_INFINITY:
+            state_on_drive, streams = True, streams or Streams()
         if state_on_drive:
             check_on_drive(config)
         return cls(

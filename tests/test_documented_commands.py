@@ -126,6 +126,11 @@ LINES = {
         "--drive-tbw 1200": AS_IT_STANDS,
         "zenflow simulate --model qwen3-14b --gpu rtx4090 --host-ram 128 --nvme gen4-desktop "
         "--checkpointing --stream --topk-ratio 0 --queue-depth 4 --state-on-drive": AS_IT_STANDS,
+        "zenflow train --model my-model/ --data my_texts/ --strategy zero_infinity "
+        "--state-dir /nvme/run2 --out runs/baseline":
+            Elsewhere("tests/experiments/training/run/test_state_dir.py"),
+        "zenflow simulate --model qwen3-14b --gpu rtx4090 --host-ram 128 --nvme gen4-desktop "
+        "--checkpointing --strategy zero_infinity": AS_IT_STANDS,
     },
     "docs/guides/deepspeed.md": {
         "zenflow convert ds_config.json": AS_IT_STANDS,

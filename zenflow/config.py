@@ -196,13 +196,13 @@ class ZenFlowConfig:
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> ZenFlowConfig:
-        """Return one of ``PRESETS`` with ``changes`` on top.
+        """Return one of ``PRESETS``, or ``zero_infinity``, with ``changes`` on top.
 
         Raises:
             ConfigError: The preset or a changed key is unknown, or a rule is broken.
         """
         if name not in PRESET_CHANGES:
-            raise ConfigError(f"preset {unknown_name(name, PRESETS)}")
+            raise ConfigError(f"preset {unknown_name(name, tuple(PRESET_CHANGES))}")
         return cls.from_dict({**PRESET_CHANGES[name], **changes})
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The largest model that one card trains: plain offload, fewer bytes, and layers that visit."""
+"""The largest model that one card trains: offload, fewer bytes, visiting layers, and a drive."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from sim.hardware.profile import HardwareProfile
 from sim.models.table import find_model
 from sim.models.workload import Workload
 from sim.planning.choice import Chooser
+from sim.planning.drives import MANY_STEPS, with_drive, written_bytes
 from sim.planning.options import Option
 from sim.planning.streams import hiding_tokens, with_streams
 from sim.timing.costs import costs_of
@@ -34,7 +35,7 @@ MODELS = (
 """Dense models, the largest first."""
 _FLOAT = {"host_state": "float32"}
 _FEWER = {"host_state": "compact", "gradient_link": "e4m3"}
-_COLOURS = ("#7f7f7f", "#7570b3", "#1b9e77", "#d95f02")
+_COLOURS = ("#7f7f7f", "#7570b3", "#1b9e77", "#d95f02", "#66a61e", "#e6ab02")
 _BILLION = 1e9
 
 
@@ -43,17 +44,21 @@ class _Way:
     """A way to train with less memory."""
 
     knobs: Mapping[str, Any]
-    visits: bool
+    visits: bool = False
+    on_drive: bool = False
 
 
-PLAIN, FEWER, VISITING, BOTH = (
+PLAIN, FEWER, VISITING, BOTH, DRIVE, ALL = (
     "offload", "compact state, 8-bit gradients", "streamed weights", "both",
+    "streamed weights, states on a drive", "both, states on a drive",
 )  # fmt: skip
 WAYS = {
-    PLAIN: _Way(_FLOAT, visits=False),
-    FEWER: _Way(_FEWER, visits=False),
+    PLAIN: _Way(_FLOAT),
+    FEWER: _Way(_FEWER),
     VISITING: _Way(_FLOAT, visits=True),
     BOTH: _Way(_FEWER, visits=True),
+    DRIVE: _Way(_FLOAT, visits=True, on_drive=True),
+    ALL: _Way(_FEWER, visits=True, on_drive=True),
 }
 """Ways to train. With streamed weights layers visit where that is faster, or nothing else fits."""
 
@@ -87,6 +92,8 @@ def _best(name: str, hardware: HardwareProfile, way: _Way) -> Option | None:
         *find_model(name), batch_size=SEQUENCES, sequence=SEQUENCE, loss="chunks"
     )
     chooser = Chooser(workload, hardware, names=("zenflow",), knobs=way.knobs)
+    if way.on_drive:
+        return with_drive(chooser.planners[1], workload, is_asked=True, knobs=way.knobs)
     found = chooser.search(1, workload).best(names=("zenflow",)) if chooser.works else None
     if not way.visits:
         return found
@@ -110,6 +117,9 @@ def _told(name: str, option: Option, hardware: HardwareProfile) -> Row:
         "chance": option.chance,
         "micro_batch_tokens": work.batch_size * work.sequence,
     }
+    if need.strategy.state_on_drive:
+        row["drive_gib"] = need.nvme_bytes / 2**30
+        row["written_tb"] = written_bytes(option) / 1e12
     if streams is not None:
         row["visiting_layers"] = len(streams.visiting(work.layers))
         row["hiding_tokens"] = hiding_tokens(need, costs_of(work, hardware))
@@ -124,7 +134,8 @@ def _about(data: Data) -> str:
         "named whose step is likely to fit the card and the host, with the setting of "
         "`zenflow plan`. The cards are an RTX 4090 in a desktop and one H100 of an HGX node, with "
         "host memory as given. With streamed weights layers visit the card only where that is "
-        "faster by a twentieth, or nothing else fits."
+        "faster by a twentieth, or nothing else fits. A drive is the machine's own in the table: "
+        f"that of the desktop reads 7 GB/s and writes 1.5. TB are written in {MANY_STEPS:,} steps."
     )
 
 
@@ -142,6 +153,7 @@ def _tables(data: Data) -> Sequence[Table]:
         _shown("tokens_per_second", ",.0f", "tokens/s"),
         _shown("stall_share", ".0f", "stalled %", 100.0),
         _shown("device_gib", ".1f", "card GiB"), _shown("host_gib", ".0f", "host GiB used"),
+        _shown("drive_gib", ",.0f", "drive GiB used"), _shown("written_tb", ".0f", "TB written"),
         key("setting"), _shown("hiding_tokens", ",.0f", "tokens that hide visits"),
     ]  # fmt: skip
     return [Table(title="Largest models", columns=columns, rows=data["rows"])]
@@ -158,19 +170,19 @@ def _draw(data: Data) -> Figure:
     rows = data["rows"]
     cards = list(dict.fromkeys(row["card"] for row in rows))
     sizes = list(dict.fromkeys(row["ram_gib"] for row in rows))
-    figure, found = panels(13, 4.2, len(cards), sharey=True)
+    figure, found = panels(15, 4.6, len(cards), sharey=True)
     for axes, card in zip(found, cards, strict=True):
         for place, (way, colour) in enumerate(zip(WAYS, _COLOURS, strict=True)):
             own = [row for row in rows if (row["card"], row["way"]) == (card, way)]
             for row in own:
                 if row["model"] is None:
                     continue
-                x = sizes.index(row["ram_gib"]) + 0.21 * (place - 1.5)
+                x = sizes.index(row["ram_gib"]) + 0.15 * (place - 2.5)
                 is_first = row is next(one for one in own if one["model"] is not None)
-                axes.bar(x, row["billions"], 0.19, color=colour, label=way if is_first else None)
+                axes.bar(x, row["billions"], 0.14, color=colour, label=way if is_first else None)
                 axes.annotate(
                     f"{row['billions']:.2g}B\n{row['tokens_per_second']:,.0f}/s",
-                    (x, row["billions"]), ha="center", va="bottom", fontsize=6.5,
+                    (x, row["billions"]), ha="center", va="bottom", fontsize=5.5,
                 )  # fmt: skip
         axes.set_yscale("log")
         axes.set_ylim(1, 100)

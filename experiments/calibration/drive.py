@@ -21,11 +21,11 @@ from zenflow.drive import disk
 from zenflow.drive.lane import READERS, WRITERS
 from zenflow.errors import ConfigError
 from zenflow.host import memory as host_memory
-from zenflow.rule.sizes import SECTOR
+from zenflow.rule.sizes import EXTENT_ELEMENTS, SECTOR
 
 FILE_BYTES = 2 << 30
 """Bytes of the file that is written and read."""
-RECORD_BYTES = 24 << 20
+RECORD_BYTES = 12 * EXTENT_ELEMENTS
 """Bytes of a record: an extent of float32 states."""
 _TAIL = 0.5
 """Share of the first pass of writes, at its end, whose rate counts: a cache fills before."""

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 _STAND_IN = "rtx4090-desktop"
 """A machine with a GPU: the parts that are asked for are the same on any."""
+_OF_THE_HOST = ("pageable", "pinned")
+"""Places in the host's memory."""
 _OF_A_GPU = ("framework", "allocator's reserve")
 """Parts that a CPU in the device's place does not have."""
-_STATES = ("optimizer state", "pageable")
-"""Part that a drive has in the host's place."""
 _LEAST_SHOWN = 0.01
 """Smallest share of a place's sum that has a line of its own."""
 
@@ -66,7 +66,7 @@ class ExpectedMemory:
     @property
     def host(self) -> float:
         """Bytes of the host's memory."""
-        return self.at("pageable", "pinned")
+        return self.at(*_OF_THE_HOST)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the sums as plain JSON values."""
@@ -107,11 +107,9 @@ class Placed:
         return sum(p.nbytes for p in self.model.parameters())
 
     @property
-    def on_drive(self) -> int:
-        """Bytes of the host's states that are on a drive."""
-        if self.settings.run.state_dir is None:
-            return 0
-        return memory_of_engine(self.model, self.config).host.state
+    def on_drive(self) -> bool:
+        """Whether the host's states are on a drive."""
+        return self.settings.run.state_dir is not None
 
 
 def expect(run: Placed, folder: Path, *, has_one: bool) -> ExpectedMemory:
@@ -126,8 +124,8 @@ def expect(run: Placed, folder: Path, *, has_one: bool) -> ExpectedMemory:
         NoRoomError: The disk has no room for checkpoints.
     """
     settings, weights = run.settings, run.weights
-    engine = memory_of_engine(run.model, run.config)
-    size = checkpoint_bytes(engine) - run.on_drive + weights
+    engine = memory_of_engine(run.model, run.config, on_drive=run.on_drive)
+    size = checkpoint_bytes(engine) + weights
     told = "checkpoint: none (--no-checkpoint)"
     if settings.run.checkpoint:
         told = check_room(size, free_space(folder), folder, has_one=has_one)
@@ -140,12 +138,10 @@ def expect(run: Placed, folder: Path, *, has_one: bool) -> ExpectedMemory:
             (
                 Part("weights", "device", weights),
                 Part("optimizer", "device", beside),
-                Part("optimizer", "pageable", plan.host_bytes - run.on_drive),
+                Part("optimizer", "pageable", plan.host_bytes),
             ),
             False,
         )
-    if run.on_drive:
-        parts = tuple(part for part in parts if (part.name, part.place) != _STATES)
     if run.device.type == "cpu":
         parts = tuple(part for part in parts if part.name not in _OF_A_GPU)
     return ExpectedMemory(parts=parts, checkpoint=size, activations=activations, told_of_disk=told)
@@ -161,7 +157,8 @@ def _simulated(placed: Placed) -> tuple[Part, ...]:
     stay = None if streams is None else Streams(resident_layers=streams["resident_layers"] or 0)
     strategy = Strategy.of(run.strategy, releases=run.gradients == "release", streams=stay)
     workload = run.workload(placed.model.config.to_dict())
-    return memory_of(workload, replace(strategy, config=placed.config), _machine()).parts
+    strategy = replace(strategy, config=placed.config, state_on_drive=placed.on_drive)
+    return memory_of(workload, strategy, _machine()).parts
 
 
 def _machine() -> HardwareProfile:
@@ -182,8 +179,8 @@ def check(placed: Placed) -> None:
         return
     on_cpu, streams = placed.device.type == "cpu", placed.streams is not None
     sums_wait = run.grad_accum > 1 and (streams or run.offload_sums)
-    beside = placed.weights * ((on_cpu or streams) + sums_wait) - placed.on_drive
-    check_host_memory(placed.model, config, on_cpu=on_cpu, beside=beside)
+    beside = placed.weights * ((on_cpu or streams) + sums_wait)
+    check_host_memory(placed.model, config, on_cpu=on_cpu, on_drive=placed.on_drive, beside=beside)
     if not on_cpu:
         there = 0 if streams else placed.weights
         check_device_memory(placed.model, config, placed.device, beside=there)
@@ -194,14 +191,17 @@ def table(expected: ExpectedMemory, device: torch.device) -> str:
     name = "device" if device.type != "cpu" else "device (this CPU)"
     lines = ["Memory, expected by the simulator before anything is allocated:"]
     lines += _lines(name, [part for part in expected.parts if part.place == "device"])
-    lines += _lines("host", [part for part in expected.parts if part.place != "device"])
+    lines += _lines("host", [part for part in expected.parts if part.place in _OF_THE_HOST])
+    lines += _lines("drive", [part for part in expected.parts if part.place == "nvme"])
     if not expected.activations:
         lines.append("  Activations come on top: the simulator does not know this family.")
     return "\n".join([*lines, f"  {expected.told_of_disk}"])
 
 
 def _lines(name: str, parts: Sequence[Part]) -> list[str]:
-    """Return a place's sum and its parts, the largest first."""
+    """Return a place's sum and its parts, the largest first; nothing where nothing is."""
+    if not parts:
+        return []
     total = sum(part.num_bytes for part in parts)
     lines = [f"  {name:<24}{readable(total):>9}   in sum"]
     for part in sorted(parts, key=lambda part: -part.num_bytes):

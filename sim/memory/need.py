@@ -205,6 +205,9 @@ class MemoryNeed:
                 yield f"queue_depth=1 saves {gib(sizes['waiting gradients'])}"
             if (saved := self._saved_by_compact(hardware)) > 0:
                 yield f"host_state='compact' saves {gib(saved)}"
+            if (saved := self._saved_by_drive(hardware)) > 0:
+                also = "topk_ratio=0 with " if config.topk_ratio else ""
+                yield f"{also}states on a drive (state_on_drive) saves {gib(saved)}"
         if place == "device" and config is not None and config.topk_ratio == 1:
             yield "take a strategy that keeps optimizer state on the host"
         whole = {
@@ -220,11 +223,23 @@ class MemoryNeed:
         if config is None or not config.is_exact or config.is_compact:
             return 0.0
         changed = replace(config, host_state="compact", queue_depth=self.queue_depth)
-        try:
-            other = memory_of(self.workload, replace(self.strategy, config=changed), hardware)
-        except ConfigError:  # so many devices would cut groups of rows
+        return self._saved_by(replace(self.strategy, config=changed), hardware)
+
+    def _saved_by_drive(self, hardware: HardwareProfile) -> float:
+        """Return the bytes of the host that a drive would save; 0 where states can't be there."""
+        config = self.strategy.config
+        if config is None or not config.is_exact or self.strategy.state_on_drive:
             return 0.0
-        return self.host_bytes - other.host_bytes
+        changed = replace(config, topk_ratio=0.0, queue_depth=self.queue_depth)
+        strategy = replace(self.strategy, config=changed, state_on_drive=True)
+        return self._saved_by(strategy, hardware)
+
+    def _saved_by(self, strategy: Strategy, hardware: HardwareProfile) -> float:
+        """Return the bytes of the host that another strategy saves; 0 where it can't be had."""
+        try:
+            return self.host_bytes - memory_of(self.workload, strategy, hardware).host_bytes
+        except ConfigError:  # so many devices would cut groups of rows, or divide a drive's states
+            return 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return totals, bytes per parameter, and every part."""

@@ -16,6 +16,7 @@ from sim.planning.chunks import loss_is_ours
 from sim.planning.options import Option, Planner
 from sim.planning.streams import with_streams
 from sim.simulate import Strategy
+from zenflow.presets import ZERO_INFINITY
 
 FASTER = 1.05
 """Speed-up that compact state must bring where float32 state on the drive fits too."""
@@ -76,6 +77,11 @@ def with_drive(
         if best is not None:
             return best
     return None
+
+
+def zero_infinity(planner: Planner, option: Option) -> Option:
+    """Return the step of ZeRO-Infinity for an option's workload: the baseline of a drive."""
+    return planner.fitted(option.need.workload, Strategy.of(ZERO_INFINITY), recomputes=False)
 
 
 def _speed(option: Option) -> float:

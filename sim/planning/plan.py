@@ -18,13 +18,15 @@ from sim.models.workload import Workload
 from sim.planning.beside import Beside
 from sim.planning.choice import Choice, Chooser, is_too_large
 from sim.planning.chunks import in_chunks, with_chunks
-from sim.planning.drives import with_drive
+from sim.planning.drives import with_drive, zero_infinity
 from sim.planning.improvements import Improvement
 from sim.planning.options import Option
 from sim.planning.rules import EXACT, FEW_BYTES
 from sim.planning.streams import can_stream, hiding_tokens, with_streams
 from sim.simulate import STRATEGIES, SYSTEMS, Strategy
+from zenflow.config import PRESETS
 from zenflow.host_state import GradientLink, HostState, Uploads
+from zenflow.presets import ZERO_INFINITY
 
 DRAWS = 100
 """Number of draws of the machine's quantities for an interval."""
@@ -82,6 +84,8 @@ class Plan:
 
     None unless asked for, or likely to fit one device where states in memory are not, are rounded,
     or take fewer tokens to a step than were asked for."""
+    zero_infinity: Option | None = None
+    """Step of ZeRO-Infinity for that option's workload; None where there is no such option."""
     largest: str | None = None
     """Largest model of the table that one device trains; None unless this one's weights exceed a
     device."""
@@ -140,6 +144,7 @@ class Plan:
             "streamed": self.streamed and self.streamed.to_dict(),
             "hiding_tokens": self.hiding_tokens,
             "on_drive": self.on_drive and self.on_drive.to_dict(),
+            "zero_infinity": self.zero_infinity and self.zero_infinity.to_dict(),
         }
 
 
@@ -202,8 +207,12 @@ def plan(
     ]
     if chunked_loss:
         workload = in_chunks(workload)
-    presets = [strategy.name for strategy in asked if strategy.config is not None]
-    systems = [strategy for strategy in asked if strategy.config is None]
+    presets = [strategy.name for strategy in asked if strategy.name in PRESETS]
+    systems = [
+        strategy
+        for strategy in asked
+        if strategy.name in SYSTEMS or (strategy.name == ZERO_INFINITY and can_stream(hardware))
+    ]
     chooser = Chooser(
         workload, hardware, names=presets, checkpointing=checkpointing, reserve=reserve,
         parallel=parallel, reshards=reshards,
@@ -237,6 +246,7 @@ def plan(
             is_asked=state_on_drive, checkpointing=checkpointing,
             may_chunk=chunked_loss is not False, knobs=asked_knobs,
         )  # fmt: skip
+    baseline = None if on_drive is None else zero_infinity(chooser.planners[1], on_drive)
     # Where nothing is likely to fit, memory that is sold makes whole logits fit too.
     upgrades = whole if choice.recommended is None else beside
     return Plan(
@@ -257,6 +267,7 @@ def plan(
         streamed=streamed,
         hiding_tokens=None if streamed is None else _hiding(chooser, streamed),
         on_drive=on_drive,
+        zero_infinity=baseline,
         largest=beside.largest(),
     )
 

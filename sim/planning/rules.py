@@ -27,6 +27,7 @@ class PresetRule:
 PRESET_RULES: Mapping[str, PresetRule] = {
     "on_device": PresetRule("AdamW exactly", 0),
     "zero_offload": PresetRule("AdamW exactly", 0),
+    "zero_infinity": PresetRule("AdamW exactly", 0, is_baseline=True),
     "delayed": PresetRule("AdamW with every update one step late", 2, is_baseline=True),
     "zenflow_paper": PresetRule(
         "the published rule: not AdamW's moments, updates up to 2 S - 1 steps late",
@@ -42,8 +43,10 @@ PRESET_RULES: Mapping[str, PresetRule] = {
 FEW_BYTES: Mapping[str, str] = {"gradient_link": "e4m3", "uploads": "changed"}
 """Settings of fewer bytes on the link, which are held where they are asked for."""
 
-EXACT = tuple(name for name, rule in PRESET_RULES.items() if rule.distance == 0)
-"""Presets whose rule is AdamW exactly."""
+EXACT = tuple(
+    name for name, rule in PRESET_RULES.items() if not (rule.distance or rule.is_baseline)
+)
+"""Presets whose rule is AdamW exactly, without those to compare with."""
 BASELINES = tuple(name for name, rule in PRESET_RULES.items() if rule.is_baseline)
 """Presets to compare with."""
 

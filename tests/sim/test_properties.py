@@ -13,10 +13,11 @@ from sim.hardware.components import Fabric, Network, Nvme
 from sim.hardware.profile import HardwareProfile
 from sim.hardware.quantity import Quantity
 from sim.machine import Machine
-from sim.simulate import STRATEGIES, Strategy, simulate
+from sim.simulate import Strategy, simulate
 from sim.timing.costs import Segment, StepCosts
 from sim.timing.division import PARALLELS
 from sim.timing.phases import costs_of_phases
+from tests.sim.test_schedules import ANYWHERE
 from zenflow.config import PRESETS
 
 SHARES = st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0])
@@ -26,7 +27,7 @@ OPTIONS = {
         "topk_ratio": SHARES, "update_interval": COUNTS, "overlap": st.booleans(),
         "reserved_cores": st.sampled_from([0.25, 0.5]),
     },
-    "zero_infinity": {"tile": st.sampled_from([300, 5000]), "buffer_count": COUNTS},
+    "published_zero_infinity": {"tile": st.sampled_from([300, 5000]), "buffer_count": COUNTS},
     "deep_optimizer_states": {
         "subgroup": st.sampled_from([300, 5000]), "stride": st.none() | COUNTS,
     },
@@ -51,7 +52,7 @@ ENGINE = {"min_split_elements": 500}
 
 @st.composite
 def strategies(draw):
-    name = draw(st.sampled_from(STRATEGIES))
+    name = draw(st.sampled_from(ANYWHERE))
     options = {key: draw(values) for key, values in OPTIONS.get(name, {}).items()}
     if name in PRESETS:
         parallel = draw(st.sampled_from(PARALLELS))
@@ -345,7 +346,7 @@ def test_twice_the_bandwidth_hardly_slows_a_step_anywhere(costs, strategy, name)
     assert faster <= steady_step(costs, strategy) * 1.05
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", ANYWHERE)
 @pytest.mark.parametrize("side", [1, 1_000_000])
 def test_models_of_one_parameter_and_of_a_trillion_end_their_steps(name, side):
     found = costs_of_phases(
@@ -356,7 +357,7 @@ def test_models_of_one_parameter_and_of_a_trillion_end_their_steps(name, side):
     costs = replace(found, segments=(layer,), hardware=replace(found.hardware, nvme=drives))
     size = max(1, side * side // 8)
     options = {
-        "zero_infinity": {"tile": size},
+        "published_zero_infinity": {"tile": size},
         "deep_optimizer_states": {"subgroup": size, "stride": 2},
     }.get(name, {})
     predicted = simulate(costs, Strategy.of(name, **options))

@@ -185,9 +185,9 @@ SUMS_AHEAD_BYTES = 1 << 28
 
 # ---- states on a drive --------------------------------------------------------------------------
 
-EXTENT_ELEMENTS = 1 << 21
-"""Most elements of an extent, but for one whose only row is longer: 8 to 24 MiB of state."""
-NUM_BUFFERS = 12
+EXTENT_ELEMENTS = 1 << 20
+"""Most elements of an extent, but for one whose only row is longer: 5 to 12 MiB of state."""
+NUM_BUFFERS = 8
 """Number of buffers: those that are read, in use, and written at a time, and some between."""
 SECTOR = 4096
 """Bytes at whose multiples direct reads and writes begin and end, in the file and in memory."""

@@ -141,21 +141,29 @@ def start_engine(
     except BaseException as error:
         ending.close()
         if is_refused(error):
-            raise MemoryError(_too_much(named, config)) from error
+            raise MemoryError(_too_much(named, config, options)) from error
         raise
     places = {place.param: place for place in layout.places}
     return engine, [places[item.param] for item in named]
 
 
-def _too_much(named: Sequence[NamedParam], config: ZenFlowConfig) -> str:
+def _too_much(named: Sequence[NamedParam], config: ZenFlowConfig, options: EngineOptions) -> str:
     """Return the message for host memory that the system refused."""
     count = sum(item.data.numel() for item in named)
     free, limit = free_bytes()
+    state = (
+        f"the state of {count:,} parameters takes at least "
+        f"{state_bytes(config.host_state, 1, count):,} bytes"
+    )
+    remedy = ""
+    if options.state_dir is not None:
+        state = f"gradients of {count:,} parameters wait there, though states are on a drive"
+    elif config.is_exact:
+        remedy = ", put the states on a drive (state_dir and topk_ratio=0, in one process)"
     return (
-        f"the host has too little memory for the optimizer: the state of {count:,} parameters "
-        f"takes at least {state_bytes(config.host_state, 1, count):,} bytes, and {limit} leaves "
-        f"{max(free, 0):,.0f}. Free memory, raise that limit, or train fewer parameters; zenflow "
-        "plan says what a run needs"
+        f"the host has too little memory for the optimizer: {state}, and {limit} leaves "
+        f"{max(free, 0):,.0f}. Free memory, raise that limit{remedy}, or train fewer parameters; "
+        "zenflow plan says what a run needs"
     )
 
 

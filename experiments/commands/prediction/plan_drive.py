@@ -29,6 +29,13 @@ def on_drive(plan: Plan, wishes: Wishes) -> Iterator[str]:
         f"stalled for {done.stall_fraction:.0%} of it, with {gib(need.host_bytes)} of host memory "
         f"and {gib(need.nvme_bytes)} of the drive. States on a drive have not run with a GPU yet."
     )
+    baseline = plan.zero_infinity
+    if baseline is not None and baseline.prediction is not None:
+        yield (
+            f"ZeRO-Infinity, whose weights visit too (--strategy zero_infinity), would make "
+            f"{baseline.tokens_per_second:,.0f} tokens/s there: this is "
+            f"{option.tokens_per_second / baseline.tokens_per_second:.2g} times as fast."
+        )
     written = written_bytes(option)
     share = "; with --drive-tbw a plan says which share of the drive's warranty that is"
     if wishes.drive_tbw is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,11 +18,20 @@ if TYPE_CHECKING:
     from zenflow.config import ZenFlowConfig
 
 
-def memory_of_engine(model: nn.Module, config: ZenFlowConfig) -> EngineMemory:
-    """Return the memory that one engine takes for a model, all ranks' parts together."""
+def memory_of_engine(
+    model: nn.Module, config: ZenFlowConfig, *, on_drive: bool = False
+) -> EngineMemory:
+    """Return the memory that one engine takes for a model, all ranks' parts together.
+
+    Args:
+        model: The model, of which only shapes and dtypes are looked at.
+        config: The update rule.
+        on_drive: Whether the host's states are on a drive.
+    """
     trained = [p for p in model.parameters() if p.requires_grad]
     element_bytes = min((p.element_size() for p in trained), default=0)
-    return engine_memory([tuple(p.shape) for p in trained], config, element_bytes)
+    shapes = [tuple(p.shape) for p in trained]
+    return engine_memory(shapes, config, element_bytes, on_drive=on_drive)
 
 
 def check_host_memory(
@@ -29,6 +39,7 @@ def check_host_memory(
     config: ZenFlowConfig,
     *,
     on_cpu: bool,
+    on_drive: bool = False,
     ranks: Ranks = ALONE,
     beside: int = 0,
 ) -> None:
@@ -42,29 +53,45 @@ def check_host_memory(
         model: With its parameters where they will be trained.
         config: The update rule.
         on_cpu: Whether the device's share is in the host's memory too.
+        on_drive: Whether the host's states are on a drive.
         ranks: Processes that share the run; those of this machine share its memory.
         beside: Bytes that the run takes beside the optimizer's state.
 
     Raises:
         NoRoomError: There is not as much; the message says how much and what limits it.
     """
-    needed = beside + _least_bytes(model, config, on_cpu=on_cpu, ranks=ranks)
+
+    def least(config: ZenFlowConfig, *, on_drive: bool) -> int:
+        own = _least_bytes(model, config, on_cpu=on_cpu, on_drive=on_drive, ranks=ranks)
+        return beside + own
+
+    def remedies() -> Iterator[str]:
+        if not config.is_exact:
+            return
+        small = replace(config, host_state="compact", queue_depth=1)
+        if not config.is_compact and (size := least(small, on_drive=on_drive)) <= free:
+            yield (
+                f"; --host-state compact --queue-depth 1 needs {size / 1e9:.1f} GB, and is AdamW "
+                "within rounding"
+            )
+        away = replace(config, topk_ratio=0.0, queue_depth=1)
+        may_leave = not on_drive and ranks.count == 1
+        if may_leave and (size := least(away, on_drive=True)) <= free:
+            flags = "--topk-ratio 0 " * (config.topk_ratio != 0) + "--queue-depth 1 --state-dir"
+            yield (
+                f"; in one run of fixed settings, {flags} FOLDER needs {size / 1e9:.1f} GB, and "
+                "AdamW's states are on the folder's drive"
+            )
+
+    needed = least(config, on_drive=on_drive)
     free, limit = free_bytes()
     ranks.collect(None)  # nobody allocates before all have looked
     if needed > free:
-        remedy = ""
-        if config.is_exact and not config.is_compact:
-            small = replace(config, host_state="compact", queue_depth=1)
-            least = beside + _least_bytes(model, small, on_cpu=on_cpu, ranks=ranks)
-            if least <= free:
-                remedy = (
-                    f"; --host-state compact --queue-depth 1 needs {least / 1e9:.1f} GB, and is "
-                    "AdamW within rounding"
-                )
         raise NoRoomError(
             f"the optimizer needs {needed / 1e9:.1f} GB of host memory, and {limit} leaves "
             f"{max(0.0, free) / 1e9:.1f} GB: free some, raise the limit, or train a smaller model "
-            f"(zenflow plan says what a machine can do){remedy}; --no-memory-check tries it"
+            f"(zenflow plan says what a machine can do){''.join(remedies())}; --no-memory-check "
+            "tries it"
         )
 
 
@@ -118,9 +145,11 @@ def free_on(device: torch.device) -> int:
     return int(free + unused)
 
 
-def _least_bytes(model: nn.Module, config: ZenFlowConfig, *, on_cpu: bool, ranks: Ranks) -> int:
+def _least_bytes(
+    model: nn.Module, config: ZenFlowConfig, *, on_cpu: bool, on_drive: bool, ranks: Ranks
+) -> int:
     """Return the bytes that the ranks of this machine allocate on the host at least."""
-    own = memory_of_engine(model, config)
+    own = memory_of_engine(model, config, on_drive=on_drive)
     plan = replace(own, depth=own.host.depth(0.0)).plan(has_ring=not on_cpu)
     on_device = plan.device_extra_bytes if on_cpu else 0
     if ranks.parallel == "ddp":  # where each device has all of its part

@@ -20,7 +20,6 @@ from experiments.training.parts.data.tokens import TextTokenizer
 from experiments.training.parts.memory_check import (
     check_device_memory,
     check_host_memory,
-    memory_of_engine,
 )
 from experiments.training.parts.models.chunked_loss import output_layer
 from experiments.training.parts.models.named import NamedModel, find_model
@@ -247,14 +246,13 @@ def make_optimizer(setup: RunSetup, controller: AbstractController | None = None
     if settings.memory_check:
         on_cpu = setup.device.type == "cpu"
         go_home = settings.grad_accum > 1 and (setup.stream is not None or settings.offload_sums)
-        sums = setup.model_bytes if go_home else 0
-        own = memory_of_engine(setup.model, setup.config)
-        on_drive = 0 if settings.state_dir is None else own.host.state
         check_host_memory(
-            *(setup.model, setup.config),
+            setup.model,
+            setup.config,
             on_cpu=on_cpu,
+            on_drive=settings.state_dir is not None,
             ranks=setup.ranks,
-            beside=sums - on_drive,
+            beside=setup.model_bytes if go_home else 0,
         )
         if not on_cpu:
             check_device_memory(setup.model, setup.config, setup.device, setup.ranks)

@@ -27,17 +27,19 @@ def stop_notice(*, saves: bool) -> str:
 def out_of_memory(error: Exception) -> NoRoomError | None:
     """Return the message on memory that was refused; None for another error."""
     words = str(error)
+    states = ""
     if isinstance(error, torch.OutOfMemoryError):
         place = "the device's"
     elif isinstance(error, MemoryError) or "can't allocate memory" in words:
         place = "the host's"
+        states = "states on a drive (--topk-ratio 0 --state-dir FOLDER), "
     else:
         return None
     first = (words.splitlines() or ["MemoryError"])[0]
     return NoRoomError(
-        f"{place} memory is too small for this run ({first}): try --checkpointing, a smaller "
-        "--batch-size or --sequence with more --grad-accum, or a smaller model; zenflow plan says "
-        "what a machine can do"
+        f"{place} memory is too small for this run ({first}): try {states}--checkpointing, a "
+        "smaller --batch-size or --sequence with more --grad-accum, or a smaller model; zenflow "
+        "plan says what a machine can do"
     )
 
 

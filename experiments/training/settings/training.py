@@ -31,8 +31,8 @@ from experiments.training.settings.schedule import SCHEDULES, named_schedule
 from experiments.training.settings.sizes import MODEL_SIZES
 from experiments.training.settings.tuning import TuningSettings, tuning_errors
 from sim.models.workload import Workload
-from zenflow.config import PRESETS, ZenFlowConfig, raise_violations
-from zenflow.presets import PRESET_CHANGES
+from zenflow.config import ZenFlowConfig, raise_violations
+from zenflow.presets import PRESET_CHANGES, ZERO_INFINITY
 
 DTYPES = ("float32", "bfloat16", "float16")
 GRADIENT_MODES = ("release", "keep")
@@ -59,8 +59,8 @@ _LINK = Rule(
 class TrainSettings(TuningSettings):
     """Everything that decides a run's results and speed; SI units throughout."""
 
-    strategy: str = setting("zenflow", choices=PRESETS)
-    """Preset that the knobs start from."""
+    strategy: str = setting("zenflow", choices=tuple(PRESET_CHANGES))
+    """Preset that the knobs start from; zero_infinity streams layers, and needs --state-dir."""
     knobs: Mapping[str, Any] = field(default_factory=dict)
     """Fields of ``ZenFlowConfig`` that differ from the preset."""
     model: str = setting("mini")
@@ -170,6 +170,10 @@ class TrainSettings(TuningSettings):
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without data or model."""
+        if self.strategy == ZERO_INFINITY:
+            object.__setattr__(self, "stream", "yes")
+            if self.resident_layers is None:
+                object.__setattr__(self, "resident_layers", 0)
         raise_violations("the run", violations(self))
         broken = [*_combination_errors(self), *tuning_errors(self, self.strategy, self.knobs)]
         raise_violations("the run", broken)
@@ -328,6 +332,8 @@ def _drive_errors(settings: TrainSettings) -> Iterator[str]:
     if settings.state_dir is None:
         if settings.drive_tbw is not None:
             yield "--drive-tbw is of the drive that --state-dir is on: give both, or neither"
+        if settings.strategy == ZERO_INFINITY:
+            yield "--strategy zero_infinity has its states on a drive: give --state-dir FOLDER"
         return
     if settings.parallel is not None:
         yield "--state-dir is for one process: leave out --parallel"

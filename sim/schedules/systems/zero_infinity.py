@@ -45,8 +45,9 @@ class ZeroInfinity(AbstractSchedule):
         super().__init__(machine, costs)
         if machine.hardware.nvme is None:
             raise ConfigError(
-                f"zero_infinity keeps optimizer state on NVMe drives and {machine.hardware.name} "
-                "has none: add nvme to the profile, or take published_zero_offload"
+                "published_zero_infinity keeps optimizer state on NVMe drives and "
+                f"{machine.hardware.name} has none: add nvme to the profile, or take "
+                "published_zero_offload"
             )
         refuse_below_1("buffer_count", buffer_count)
         self._sizes = self.pieces("tile", tile)
@@ -96,6 +97,6 @@ def _memory(case: SystemCase) -> SystemParts:
     return case.device(), host
 
 
-ZERO_INFINITY = System(
-    name="zero_infinity", rule="AdamW exactly", schedule=ZeroInfinity, memory=_memory
+PUBLISHED_ZERO_INFINITY = System(
+    name="published_zero_infinity", rule="AdamW exactly", schedule=ZeroInfinity, memory=_memory
 )

@@ -5,7 +5,17 @@ from itertools import pairwise
 import pytest
 
 from evidence.studies import what_fits
-from evidence.studies.what_fits import BOTH, CARDS, FEWER, PLAIN, RAM, STUDY, VISITING
+from evidence.studies.what_fits import (
+    ALL,
+    BOTH,
+    CARDS,
+    DRIVE,
+    FEWER,
+    PLAIN,
+    RAM,
+    STUDY,
+    VISITING,
+)
 from experiments.lab.study import Job, Scope
 
 NAMES = (None, *reversed(what_fits.MODELS))  # from the smallest on
@@ -30,7 +40,10 @@ def test_more_of_anything_is_never_less(rows, card):
         assert all(rank(rows, card, ram, way) <= rank(rows, card, more, way) for way in
                    what_fits.WAYS)  # fmt: skip
     for ram in RAM:
-        for fewer, wider in ((PLAIN, FEWER), (PLAIN, VISITING), (FEWER, BOTH), (VISITING, BOTH)):
+        for fewer, wider in (
+            *((PLAIN, FEWER), (PLAIN, VISITING), (FEWER, BOTH), (VISITING, BOTH)),
+            *((VISITING, DRIVE), (BOTH, ALL), (DRIVE, ALL)),
+        ):
             assert rank(rows, card, ram, fewer) <= rank(rows, card, ram, wider)
 
 
@@ -46,3 +59,13 @@ def test_streams_and_fewer_bytes_take_a_small_card_to_a_model_that_exceeds_it(ro
     assert 2 * found["billions"] > 24
     assert found["visiting_layers"] > 0
     assert found["micro_batch_tokens"] > found["hiding_tokens"]
+
+
+def test_a_drive_takes_float32_states_where_the_host_has_no_room(rows):
+    """Two places of 12 bytes are on the drive, and a pass writes one of them."""
+    found = rows["24 GB", 64, DRIVE]
+    assert found["billions"] > rows["24 GB", 64, VISITING]["billions"]
+    states = 12e9 * found["billions"]
+    assert found["drive_gib"] * 2**30 == pytest.approx(2 * states, rel=0.02)
+    passes = 1000 / int(found["setting"].split("queue_depth=")[1][0])
+    assert found["written_tb"] * 1e12 == pytest.approx(passes * states, rel=0.02)

@@ -264,6 +264,7 @@ def test_states_on_a_drive_are_an_answer_where_nothing_else_fits():
     ran = run(*asked)
     assert ran.exit_code == 0, ran.output
     assert "AdamW's states can be on a drive (gen4-desktop)" in ran.stdout
+    assert "ZeRO-Infinity, whose weights visit too (--strategy zero_infinity)" in ran.stdout
     assert "% of the warranted 1200 TB" in ran.stdout
     settings = settings_of(command_of(ran.stdout))
     assert settings.state_dir is not None

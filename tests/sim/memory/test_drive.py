@@ -51,7 +51,7 @@ def test_states_leave_the_host_and_buffers_come():
     )
     states = parts_of(in_memory, "pageable")["optimizer state"]
     buffers = parts_of(on_drive, "pageable")["drive buffers"]
-    assert buffers <= NUM_BUFFERS * 24 * 2**20
+    assert buffers <= NUM_BUFFERS * 12 * 2**20
     assert in_memory.host_bytes - on_drive.host_bytes == states - buffers
     assert on_drive.nvme_bytes == pytest.approx(2 * states, rel=1e-3)
     assert on_drive.short_of(replace(hardware, nvme=None)).keys() >= {"nvme"}

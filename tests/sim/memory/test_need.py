@@ -335,7 +335,8 @@ def test_every_strategy_has_a_memory():
     for name in STRATEGIES:
         need = memory_of(llama_7b(), name, a100())
         # Others keep weights on the host, some layers at a time on the device, or in four bits.
-        holds_all = name not in ("qlora", "megatrain", "slideformer", "roundpipe", "fsdp2_offload")
+        away = ("megatrain", "slideformer", "roundpipe", "fsdp2_offload", "zero_infinity")
+        holds_all = name not in ("qlora", *away)
         assert (need.device_bytes > 2 * llama_7b().num_params) == holds_all
         assert all(part.num_bytes > 0 for part in need.parts)
         assert need.to_dict()["device_bytes"] == need.device_bytes
@@ -376,10 +377,10 @@ def test_host_bytes_per_parameter(name, options, each):
     assert host == pytest.approx(each, rel=1e-3)
 
 
-def test_zero_infinitys_state_is_on_the_drives():
+def test_published_zero_infinitys_state_is_on_the_drives():
     work = llama_7b()
     machine = a100()
-    need = memory_of(work, "zero_infinity", machine)
+    need = memory_of(work, "published_zero_infinity", machine)
     assert need.nvme_bytes == 12 * work.num_params
     (short,) = need.fits(replace(machine, nvme=None))
     assert (short.place, short.available) == ("nvme", 0)
@@ -435,11 +436,18 @@ def test_compact_state_is_a_remedy_and_saves_what_it_says():
     saved = (plain.host_bytes - other.host_bytes) / 2**30
     assert f"host_state='compact' saves {saved:.3g} GiB" in str(told)
     assert not other.fits(machine)
+    on_drive = replace(
+        Strategy.of("zenflow", topk_ratio=0, queue_depth=plain.queue_depth), state_on_drive=True
+    )
+    saved = (plain.host_bytes - memory_of(work, on_drive, machine).host_bytes) / 2**30
+    words = f"topk_ratio=0 with states on a drive (state_on_drive) saves {saved:.3g} GiB"
+    assert words in str(told)
     (told,) = short(host_state="compact").fits(machine)
     assert "queue_depth=1 saves" in str(told)
     assert "host_state" not in str(told)
     (told,) = short(update_rule="published").fits(machine)
     assert "host_state" not in str(told), "that rule has none"
+    assert "state_on_drive" not in str(told), "nor that"
 
 
 def test_more_room_than_needed_and_just_enough_fit():

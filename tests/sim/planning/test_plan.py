@@ -19,6 +19,7 @@ from sim.simulate import STRATEGIES, Strategy, simulate
 from sim.timing.costs import costs_of
 from zenflow.config import PRESETS
 from zenflow.errors import ConfigError
+from zenflow.presets import PRESET_CHANGES
 from zenflow.rule.sizes import AUTOMATIC_DEPTH
 
 pytestmark = pytest.mark.usefixtures("simulated_once")
@@ -288,9 +289,9 @@ def test_other_systems_stand_behind_and_are_never_recommended():
     found = plan(workload("qwen2.5-0.5b"), desktop(64), draws=0)
     names = [option.strategy.name for option in found.options]
     assert names == [*PRESETS, *(n for n in STRATEGIES if n not in PRESETS)]
-    assert set(PRESET_RULES) == set(PRESETS)
+    assert set(PRESET_RULES) == set(PRESET_CHANGES)
     assert all(option.rule for option in found.options)
-    assert [option.is_ours for option in found.options] == [n in PRESETS for n in names]
+    assert [option.is_ours for option in found.options] == [n in PRESET_CHANGES for n in names]
     theirs = [name for name in STRATEGIES if name not in PRESETS]
     alone = plan(workload("qwen2.5-0.5b"), desktop(64), strategies=theirs, draws=0)
     assert alone.recommended is None

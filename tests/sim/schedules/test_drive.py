@@ -153,6 +153,16 @@ def test_settings_that_the_engine_refuses_are_refused(changes, words):
         strategy(**changes)
 
 
+def test_zero_infinity_is_zero_offload_whose_weights_visit_and_states_pass():
+    own = Strategy.of("zero_infinity")
+    other = Strategy.of("zero_offload", streams=Streams(), state_on_drive=True)
+    assert own == replace(other, name="zero_infinity")
+    found = costs(drives(1.0, 1.0))
+    spans, others = (simulate(found, strategy).timeline.spans for strategy in (own, other))
+    assert spans == others
+    assert Strategy.of("zero_infinity", streams=Streams(resident_layers=1)).streams != own.streams
+
+
 def test_a_machine_without_drives_and_several_devices_are_refused():
     with pytest.raises(ConfigError, match="no drive"):
         predict(None)
@@ -161,5 +171,7 @@ def test_a_machine_without_drives_and_several_devices_are_refused():
     several = replace(several, hardware=replace(several.hardware, num_devices=2, fabric=ring))
     with pytest.raises(ConfigError, match="one process"):
         simulate(several, strategy())
+    with pytest.raises(ConfigError, match="one device"):
+        simulate(several, Strategy.of("zero_infinity"))
     with pytest.raises(ConfigError, match="own place for states"):
-        Strategy.of("zero_infinity", state_on_drive=True)
+        Strategy.of("published_zero_infinity", state_on_drive=True)

@@ -49,7 +49,7 @@ def drawn(seed):
 
 def shake(monkeypatch, draw):
     """Let the buffers, the threads and the drive's speed be random."""
-    monkeypatch.setattr(lane, "NUM_BUFFERS", draw.choice([1, 2, 3, 12]))
+    monkeypatch.setattr(lane, "NUM_BUFFERS", draw.choice([1, 2, 3, 8]))
     monkeypatch.setattr(lane, "READERS", draw.choice([1, 2, 3]))
     monkeypatch.setattr(lane, "WRITERS", draw.choice([1, 2]))
     for name in ("read", "write"):

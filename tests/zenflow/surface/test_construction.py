@@ -306,6 +306,7 @@ def test_without_more_memory_the_error_says_how_much_there_must_be(monkeypatch, 
     ) as caught:
         ZenFlowAdamW(model.parameters(), config=CONFIG, host_threads=4)
     assert "bytes of host memory" in str(caught.value.__cause__)
+    assert "state_dir and topk_ratio=0" in str(caught.value)
     assert our_threads() == before
 
 

@@ -22,10 +22,9 @@ def bytes_of_checkpoint(setup: RunSetup) -> int:
     sizes = [(id(tensor), tensor.numel() * tensor.element_size()) for tensor in state]
     # Ranks write tied tensors under each of their names.
     written: int = sum(size for _, size in (sizes if by_ranks else dict(sizes).items()))
-    memory = memory_of_engine(setup.model, setup.config)
+    on_drive = setup.settings.state_dir is not None  # which has its own room
+    memory = memory_of_engine(setup.model, setup.config, on_drive=on_drive)
     states = checkpoint_bytes(memory, by_ranks=by_ranks)
-    if setup.settings.state_dir is not None:  # which has its own room
-        states -= memory.host.state
     return states + written - setup.model_bytes
 
 

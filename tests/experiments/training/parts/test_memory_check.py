@@ -12,6 +12,7 @@ from torch import nn
 
 from experiments.training.parts import memory_check
 from experiments.training.parts.memory_check import check_device_memory, check_host_memory
+from experiments.training.parts.ranks.ranks import ALONE
 from experiments.training.parts.setup import build_setup, make_optimizer
 from experiments.training.settings.training import TrainSettings
 from tests.experiments.runs import FAST, ended, write_text
@@ -126,6 +127,45 @@ def test_what_fits_with_compact_state_alone_is_told_so(tmp_path, monkeypatch):
         assert ("--host-state compact --queue-depth 1" in str(refused.value)) == is_told
     monkeypatch.setattr(memory_check, "free_bytes", lambda: (float(least), "a test"))
     check_host_memory(compact.model, compact.config, on_cpu=True)
+
+
+def test_what_fits_with_states_on_a_drive_alone_is_told_so(tmp_path, state_dir, monkeypatch):
+    """The command that is told takes the bytes that are told, and is refused without them."""
+    setup = build_setup(small(tmp_path, knobs={"host_state": "compact"}))
+    drive = build_setup(
+        small(
+            tmp_path,
+            state_dir=str(state_dir),
+            knobs={"host_state": "compact", "topk_ratio": 0.0, "queue_depth": 1},
+        )
+    )
+    optimizer = make_optimizer(drive)
+    least = optimizer.memory.host_bytes + optimizer.memory.device_extra_bytes
+    optimizer.close()
+    for free, is_told in ((least, True), (least - 1, False)):
+        monkeypatch.setattr(memory_check, "free_bytes", lambda free=free: (float(free), "a test"))
+        with pytest.raises(ConfigError, match="a test leaves") as refused:
+            check_host_memory(setup.model, setup.config, on_cpu=True)
+        told = "--topk-ratio 0 --queue-depth 1 --state-dir FOLDER needs"
+        assert (told in str(refused.value)) == is_told
+    with pytest.raises(ConfigError) as refused:
+        make_optimizer(drive)
+    assert "--state-dir" not in str(refused.value)
+    monkeypatch.setattr(memory_check, "free_bytes", lambda: (float(least), "a test"))
+    make_optimizer(drive).close()
+
+
+def test_several_processes_are_not_told_of_a_drive(monkeypatch):
+    layers = (nn.Linear(8192, 8192, dtype=torch.bfloat16, device="meta") for _ in range(6))
+    model, config = nn.Sequential(*layers), ZenFlowConfig()
+    two = SimpleNamespace(
+        parallel="ddp", count=2, place=SimpleNamespace(local_count=2), collect=lambda _: None
+    )
+    monkeypatch.setattr(memory_check, "free_bytes", lambda: (2e9, "a test"))
+    for ranks, is_told in ((ALONE, True), (two, False)):
+        with pytest.raises(ConfigError) as refused:
+            check_host_memory(model, config, on_cpu=False, ranks=ranks)
+        assert ("--state-dir" in str(refused.value)) == is_told
 
 
 def gpu_with(monkeypatch, free, unused=0):

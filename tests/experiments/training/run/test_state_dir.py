@@ -40,16 +40,28 @@ def test_a_run_with_a_drive_leaves_equal_weights_and_goes_on(tmp_path, flags, st
     assert steps(out)[-1]["drive_worn"] > 0
 
 
-@pytest.mark.parametrize("strategy", ["zenflow", "zero_offload"])
+@pytest.mark.parametrize(
+    ("strategy", "own"),
+    [
+        ("zenflow", ["--strategy", "zenflow", "--stream"]),
+        ("zero_offload", ["--strategy", "zero_infinity"]),
+    ],
+)
 def test_a_run_with_streamed_weights_and_a_drive(
-    tmp_path, flags, state_dir, monkeypatch, strategy
+    tmp_path, flags, state_dir, monkeypatch, strategy, own
 ):
-    flags = [*flags, "--strategy", strategy]  # the second is then the step of ZeRO-Infinity
     visiting = partial(stream_weights, least_elements=1000)
     monkeypatch.setattr("experiments.training.parts.setup.stream_weights", visiting)
-    plain = trained(tmp_path / "plain", *flags, "--steps", 4)
-    out = trained(tmp_path / "run", *flags, "--steps", 4, "--state-dir", state_dir, "--stream")
+    plain = trained(tmp_path / "plain", *flags, "--steps", 4, "--strategy", strategy)
+    out = trained(tmp_path / "run", *flags, "--steps", 4, "--state-dir", state_dir, *own)
     assert are_equal(out, plain)
+    assert sum(row["weights_h2d_bytes"] for row in steps(out)) > 0
+    assert sum(row["drive_read_bytes"] for row in steps(out)) > 0
+
+
+def test_zero_infinity_needs_a_drive(tmp_path, flags):
+    text = ended(2, *flags, "--out", tmp_path / "run", "--strategy", "zero_infinity")
+    assert "zero_infinity has its states on a drive: give --state-dir FOLDER" in text
 
 
 def test_a_save_that_fails_leaves_the_one_before(tmp_path, flags, state_dir, monkeypatch):
