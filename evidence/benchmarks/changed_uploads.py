@@ -42,7 +42,7 @@ def measure(settings: TrainSettings, interval: int, host_state: HostState) -> di
     model = setup.model.to(torch.bfloat16).train()
     config = ZenFlowConfig(
         uploads="changed", gradient_link="e4m3", host_state=host_state,
-        update_interval=interval, queue_depth=interval,
+        update_interval=interval, queue_depth=interval, **settings.knobs,
     )  # fmt: skip
     first = 2 * interval + 2
     rows = []
@@ -116,7 +116,7 @@ def verdicts(rows: list[dict[str, Any]]) -> dict[str, bool]:
     off = max(
         abs(row["upload_bytes_per_weight"] / row["formula_bytes_per_weight"] - 1) for row in rows
     )
-    small = [row["link_copies"] for row in rows if row["rate_in_sizes"] <= MOST_LINK_AT * 1.5]
+    small = [row["link_copies"] for row in rows if row["rate_in_sizes"] <= MOST_LINK_AT]
     found = {f"uploads are within {MOST_OFF:.0%} of marks and values": off <= MOST_OFF}
     if small:
         found[f"the link carries at most {MOST_LINK} copies at small rates"] = (

@@ -88,7 +88,7 @@ def cached_rate(threads: int, depth: int) -> float:
     return sum(depth * CACHED_PARAMS / (seconds - overhead) for seconds in busy)
 
 
-def coding_steps() -> dict[str, float]:
+def coding_steps() -> dict[str, Any]:
     """Return the time in which a core codes compact state once, in steps and in seconds.
 
     Of data in its cache, an element, without uploads: a pass over compact state takes as many
@@ -128,6 +128,9 @@ def coding_steps() -> dict[str, float]:
         "coding_steps": coding / step,
         "decoding_seconds": decoding,
         "decoding_steps": decoding / step,
+        "of_float32": {
+            str(depth): plain / compact for depth, (plain, compact, _) in found.items()
+        },
     }
 
 
@@ -209,6 +212,8 @@ def show(record: dict[str, Any]) -> None:
         f"of 8 bits is decoded in {1e9 * coding['decoding_seconds']:.3f} ns, "
         f"{coding['decoding_steps']:.2f} steps"
     )
+    allowed = ", ".join(f"{ratio:.2f} at q = {q}" for q, ratio in coding["of_float32"].items())
+    print(f"from cache, without uploads, compact state has {allowed} of float32's steps/s")
 
 
 def bound(rows: dict[str, Any], depth: int, cached: float) -> str:

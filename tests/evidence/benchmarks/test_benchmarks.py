@@ -404,3 +404,20 @@ def test_memory_is_counted_by_the_system_beside_what_the_plan_says(monkeypatch):
     assert rows["compact"]["state"] == pytest.approx(5.03, abs=0.02)
     lines = host_memory.table(rows).splitlines()
     assert lines[1].split()[:2] == ["float32", f"{rows['float32']['state']:.2f}"]
+
+
+def test_uploads_of_changed_weights_have_the_bytes_of_their_formula():
+    from evidence.benchmarks import changed_uploads
+    from experiments.training.settings.training import TrainSettings
+
+    knobs = {"min_split_elements": 4096}
+    settings = TrainSettings(
+        model="mini", batch_size=1, sequence=16, lr=1e-6, steps=7, knobs=knobs
+    )
+    row = changed_uploads.measure(settings, 1, "float32")
+    assert row["whole_share"] == 0
+    assert row["upload_bytes_per_weight"] == row["formula_bytes_per_weight"] < 1
+    assert all(changed_uploads.verdicts([row]).values())
+    worse = {**row, "formula_bytes_per_weight": 1.0}
+    assert not all(changed_uploads.verdicts([worse]).values())
+    assert "float32" in changed_uploads.table([row])
