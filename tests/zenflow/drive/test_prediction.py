@@ -133,11 +133,11 @@ CASES = {
         {"update_interval": 6, "queue_depth": 3},
     ),
     "a pass in each step, both ways slow": (
-        *(0.016, BYTES / 0.5, BYTES / 0.6),
+        *(0.016, BYTES / 1.0, BYTES / 1.2),
         {"update_interval": 2, "queue_depth": 1},
     ),
     "compact, two passes of a window": (
-        *(0.012, BYTES / 1.0, BYTES / 1.5),
+        *(0.008, BYTES / 3.0, BYTES / 2.4),
         {"host_state": "compact", "queue_depth": 2},
     ),
     "two slots of streams": (
