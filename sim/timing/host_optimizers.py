@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sim.lanes import Work
-from sim.machine import Machine
 from sim.timing.costs import Segment, StepCosts
 from zenflow.config import unknown_name
 from zenflow.errors import ConfigError
@@ -47,14 +45,14 @@ HOST_OPTIMIZERS: Mapping[str, HostOptimizer] = {
     "fused": HostOptimizer(moved=28),
     # Decay (8), the first moment (12), the second's decay (8) and sum (12), root (8), division
     # (8), epsilon (8), and the step (16): 80; the root's list is written anew (4).
-    "foreach": HostOptimizer(moved=84, steps=2.1, fresh=4, is_listed=True),
+    "foreach": HostOptimizer(moved=84, steps=2.0, fresh=4, is_listed=True),
     # The same, parameter by parameter; the quotient is a tensor of its own, too.
-    "loop": HostOptimizer(moved=88, steps=2.1, fresh=8),
+    "loop": HostOptimizer(moved=88, steps=2.0, fresh=8),
 }
 """PyTorch's AdamW on a CPU by name of the implementation; ``loop`` is its default there.
 
-Measured on a core of Zen 4, with memory that is kept: 3.0 to 3.9 times the fused kernel's time,
-where the bytes are 3.0 and 3.1 times. Others found 5.1 on 56 cores of Sapphire Rapids
+Measured on a core of Zen 4, with memory that is kept: 2.8 to 3.4 times the fused kernel's time,
+where the bytes are 3.0 and 3.1 times; in 16 bits 2.0 times. Others found 5.1 on 56 cores of Sapphire Rapids
 (pytorch/pytorch #123074) and, with fresh memory, 5.1 to 6.3 on two Xeon 8168 (ZeRO-Offload, arXiv
 2101.06840, table 4) and 5 to 7 (DeepSpeed's CPUAdam)."""
 
@@ -92,30 +90,3 @@ def fresh_bytes(costs: StepCosts, name: str, devices: int, width: int) -> float:
 def _sizes(segment: Segment) -> list[float]:
     """Return the elements of each parameter of a segment; vectors are one, which is kept."""
     return [*(float(rows * columns) for rows, columns in segment.matrices), segment.vectors]
-
-
-def optimizer_works(
-    machine: Machine, costs: StepCosts, name: str, width: int, *, clips: bool = False
-) -> list[tuple[str, Work]]:
-    """Return the host's works of one device's step, which follow one another, with their names.
-
-    Args:
-        machine: What it runs on.
-        costs: Of one step.
-        name: Key of `HOST_OPTIMIZERS`.
-        width: Bytes of an element of the parameters that are updated.
-        clips: Whether gradients are clipped on the host first.
-
-    Raises:
-        ConfigError: There is no such implementation.
-    """
-    chosen, devices = host_optimizer(name), machine.hardware.total_devices
-    share, narrow = costs.num_params / devices, width / _FLOAT
-    # In 16 bits a root and a division may take a core longer than the bytes do.
-    steps = share * (chosen.steps if width < _FLOAT else 1.0)
-    works = [("adam", machine.host_work(share * chosen.moved * narrow, steps))]
-    if fresh := fresh_bytes(costs, name, devices, width):
-        works.append(("pages", machine.fresh_pages(fresh)))
-    if clips:
-        works.insert(0, ("clip", machine.host_work(share * CLIP_BYTES * narrow)))
-    return works

@@ -21,12 +21,12 @@ from sim.memory_parts import (
     SystemParts,
     rounded,
 )
+from sim.schedules.parallel.host_update import optimizer_works
 from sim.schedules.parallel.optimizer_memory import optimizer_part
 from sim.schedules.parallel.sharded import ShardedPasses
 from sim.schedules.schedule import AbstractSchedule, Step, System, Waits
 from sim.timing.costs import StepCosts
 from sim.timing.framework import OPTIMIZERS, fsdp2_hooks, optimizer_seconds
-from sim.timing.host_optimizers import optimizer_works
 from zenflow.config import raise_violations, unknown_name
 
 

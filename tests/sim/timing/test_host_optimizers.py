@@ -8,6 +8,7 @@ from sim.hardware.catalog import find_machine
 from sim.machine import Machine
 from sim.models.table import find_model
 from sim.models.workload import Workload
+from sim.schedules.parallel.host_update import optimizer_works
 from sim.simulate import Strategy, simulate
 from sim.timing.costs import costs_of
 from sim.timing.host_optimizers import (
@@ -15,7 +16,6 @@ from sim.timing.host_optimizers import (
     HOST_OPTIMIZERS,
     KEPT_BYTES,
     fresh_bytes,
-    optimizer_works,
 )
 from zenflow.errors import ConfigError
 
