@@ -21,6 +21,8 @@ from sim.starved import Starved
 
 Process = Generator[simpy.Event, Any, None]
 
+_YIELDING = 1e-3
+"""Weight of compute beside a collective: what this takes of the device is gone first."""
 _FAULTING_THREADS = 4
 """Number of threads of one process whose page faults go on side by side. PyTorch's AdamW takes 7.3
 of 14.8 s for 80 GB of temporaries on 48 cores (ZeRO-Offload, arXiv 2101.06840, table 4: 10 billion
@@ -195,6 +197,8 @@ class Machine:
             self.nvme_write_kind = FlowKind("nvme write", {writes: count, **shared})
         self.compute_kind: FlowKind | None = None
         if not hardware.device.is_cpu:
+            if hardware.total_devices > 1 and hardware.device.collective_share is not None:
+                self._share_device(hardware.device.collective_share.value)
             self.host_kind = FlowKind("host", {self.dram: rates.host_sharing}, rates.host)
             self.d2h_kind = FlowKind("d2h", {down: 1.0, both: 1.0, **dram})
             self.h2d_kind = FlowKind("h2d", {up: 1.0, both: 1.0, **dram})
@@ -211,6 +215,16 @@ class Machine:
         self.host_kind = FlowKind("host", {cores: 1.0 / rates.core}, rates.host, rates.core)
         self.d2h_kind = FlowKind("d2h", {down: 1.0, both: 1.0, cores: 1.0 / pack}, pack, pack)
         self.h2d_kind = FlowKind("h2d", {up: 1.0, both: 1.0, cores: 1.0 / unpack}, unpack, unpack)
+
+    def _share_device(self, share: float) -> None:
+        """Let collectives take a part of the device from compute that goes on beside them.
+
+        They keep their own pace: a link bounds them, and their kernels hold the cores they have.
+        """
+        device, kind = Resource("device", 1.0), self.fabric_kind
+        alone = alone_rate(kind)
+        self.fabric_kind = replace(kind, uses={**kind.uses, device: share / alone})
+        self.compute_kind = FlowKind("compute", {device: 1.0}, 1.0, _YIELDING / alone)
 
     def compute(
         self, name: str, seconds: float, step: int, after: Iterable[simpy.Event] = ()
@@ -243,6 +257,14 @@ class Machine:
         """
         seconds = self._copy_seconds(num_bytes, self.unpack_rate if packs else None) + late
         return Work(seconds=seconds, kind=self.h2d_kind, num_bytes=num_bytes, counted=num_bytes)
+
+    def pageable(self, copy: Work) -> Work:
+        """Return a copy that goes by way of memory which is not pinned."""
+        kind, share = copy.kind, self.hardware.link.pageable.value
+        assert kind is not None  # of every copy
+        rate = share * (self.rates.d2h if kind is self.d2h_kind else self.rates.h2d)
+        slow = replace(kind, name=f"pageable {kind.name}", max_rate=min(kind.max_rate, rate))
+        return replace(copy, kind=slow)
 
     def from_drives(self, num_bytes: float) -> Work:
         """Return a read from the NVMe drives, which the profile must have, as work."""
@@ -279,10 +301,13 @@ class Machine:
         hardware = self.hardware
         count = hardware.total_devices
         seconds, moved = 0.0, num_bytes * (count - 1) / count
-        if hardware.fabric is not None:
-            seconds += hardware.fabric.latency.value
+        inside = 0.0 if hardware.fabric is None else hardware.fabric.latency.value
+        seconds += inside
         if hardware.network is not None:
-            seconds += (hardware.num_hosts - 1) * hardware.network.latency.value
+            # A ring's latency is in proportion to its devices (NVIDIA/nccl #1712; nccl-tests #123:
+            # 2 us a hop on 2 to 8 A100). That within a host is of an all-reduce, two passes.
+            inside = inside / 2 if hardware.num_devices > 1 else 0.0
+            seconds += (hardware.num_hosts - 1) * (hardware.network.latency.value + inside)
         return Work(seconds=seconds, kind=self.fabric_kind, num_bytes=moved, counted=moved)
 
     def _copy_seconds(self, num_bytes: float, packing: float | None) -> float:
@@ -315,7 +340,7 @@ class Machine:
         if found is None:
             kind, slower = self.host_kind, self.host_kind.max_rate / rate
             found = replace(kind, max_rate=rate)
-            if self.compute_kind is not None:  # a byte takes more of the cores' time
+            if self.hardware.device.is_cpu:  # a byte takes more of the cores' time
                 uses = {resource: share * slower for resource, share in kind.uses.items()}
                 found = replace(found, uses=uses, weight=kind.weight / slower)
             self._bound_kinds[rate] = found
@@ -386,7 +411,12 @@ def _ring_uses(
     return {**uses, down: each_way, up: each_way}
 
 
-def least_seconds(machine: Machine, kind: FlowKind, num_bytes: float) -> float:
+def alone_rate(kind: FlowKind) -> float:
+    """Return the bytes/s of a flow that nothing competes with."""
+    return min([kind.max_rate, *(r.capacity / share for r, share in kind.uses.items())])
+
+
+def least_seconds(kind: FlowKind, num_bytes: float) -> float:
     """Return the seconds of a flow that nothing competes with."""
-    rate = min([kind.max_rate, *(r.capacity / share for r, share in kind.uses.items())])
+    rate = alone_rate(kind)
     return num_bytes / rate if math.isfinite(rate) else 0.0

@@ -116,7 +116,7 @@ def predict(setup: AnySetup, quantity: Quantity, hardware: HardwareProfile | Non
         share = setup.num_params / setup.devices
         if setup.bytes_each is None:
             return host_seconds(machine, share)
-        return least_seconds(machine, machine.host_kind, share * setup.bytes_each)
+        return least_seconds(machine.host_kind, share * setup.bytes_each)
     if isinstance(setup, Phases):
         costs = replace(_phase_costs(setup), hardware=hardware)
         return _simulated(machine, costs, Strategy.of(setup.strategy), quantity)

@@ -75,6 +75,9 @@ class Device:
     compiled_launch: Quantity | None = None
     """Seconds from one small kernel's start to the next one's in compiled layers, in both passes;
     None is ``launch``."""
+    collective_share: Quantity | None = None
+    """Part of the device that a collective takes while compute goes on beside it: cores and
+    memory's bandwidth. None is nothing."""
     gradient_bandwidth: Quantity | None = None
     """Bytes/s at which gradients' memory is taken and filled; None is no cost.
 

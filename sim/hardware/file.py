@@ -44,7 +44,7 @@ _ADDED: Mapping[int, Mapping[str, Mapping[str, Any]]] = {
             "attention_tokens": None,
         }
     },
-    8: {"host": {"page_bandwidth": asdict(PAGE_BANDWIDTH)}},
+    8: {"device": {"collective_share": None}, "host": {"page_bandwidth": asdict(PAGE_BANDWIDTH)}},
 }
 """Quantities that each version has and the one before had not, with their stand-ins."""
 _ADDED_FIELDS: Mapping[int, Mapping[str, Any]] = {4: {"num_hosts": 1, "network": None}}

@@ -52,9 +52,9 @@ HOST_OPTIMIZERS: Mapping[str, HostOptimizer] = {
 """PyTorch's AdamW on a CPU by name of the implementation; ``loop`` is its default there.
 
 Measured on a core of Zen 4, with memory that is kept: 2.8 to 3.4 times the fused kernel's time,
-where the bytes are 3.0 and 3.1 times; in 16 bits 2.0 times. Others found 5.1 on 56 cores of Sapphire Rapids
-(pytorch/pytorch #123074) and, with fresh memory, 5.1 to 6.3 on two Xeon 8168 (ZeRO-Offload, arXiv
-2101.06840, table 4) and 5 to 7 (DeepSpeed's CPUAdam)."""
+where the bytes are 3.0 and 3.1 times; in 16 bits 2.0 times. Others found 5.1 on 56 cores of
+Sapphire Rapids (pytorch/pytorch #123074) and, with fresh memory, 5.1 to 6.3 on two Xeon 8168
+(ZeRO-Offload, arXiv 2101.06840, table 4) and 5 to 7 (DeepSpeed's CPUAdam)."""
 
 
 def host_optimizer(name: str) -> HostOptimizer:

@@ -106,8 +106,13 @@ def test_the_slowest_link_sets_a_rings_pace_over_hosts():
 
 
 def test_each_further_host_adds_a_hop():
+    # That of the network, and a pass within the host: half of an all-reduce's latency there.
     for hosts in (1, 2, 5):
-        assert collective(costs(2, hosts, latency=0.1).hardware, MODEL) == near(0.1 * hosts)
+        found = collective(costs(2, hosts, latency=0.1).hardware, MODEL)
+        assert found == near(0.1 + (hosts - 1) * 0.15)
+        assert collective(costs(1, hosts, latency=0.1).hardware, MODEL) == near(
+            0.1 * hosts if hosts > 1 else 0.0
+        )
 
 
 def test_what_leaves_a_host_shares_its_devices_links():
@@ -195,10 +200,16 @@ def test_offload_does_its_update_in_turn():
 
 def test_stage_3_does_deepspeeds_step():
     found = costs(2, gather=2.0, link=10.0, update=30.0)
-    # The last layer's gradients go down, up, and down in float32. AdamW moves 28 bytes in 15 s,
-    # the passes around it 14 as fast. New weights come up in 5 s.
-    whole = 10 + 20 + 0.1 + 0.1 + (0.5 + 0.5 + 1.0) + 15 + 7.5 + 5
+    # AdamW moves 28 bytes in 15 s, the passes around it 14 as fast. New weights come up in 5 s.
+    around = 10 + 20 + 0.1 + 15 + 7.5 + 5
+    # A layer's gradients are reduced, go down, up, and down in float32. Backward waits for that
+    # bucket by bucket, however many there are, or goes on and waits for the last layer's.
+    copied = 0.1 + 0.5 + 0.5 + 1.0
+    whole = around + LAYERS * copied
+    assert step(found, "zero3_offload", bucket_elements=1) == near(whole)
     assert step(found, "zero3_offload") == near(whole)
+    beside = step(found, "zero3_offload", bucket_elements=1, waits_for_copies=False)
+    assert beside == near(around + copied)
     # With all on the host layers come up instead.
     offloaded = step(found, "zero3_offload", offload="all")
     assert offloaded == near(whole - 5 + 0.5)

@@ -39,6 +39,9 @@ class FullyShardedDataParallel(AbstractSchedule):
     and gradients too: both are cast on the device.
     """
 
+    _bucket = 0.0
+    """Least number of elements whose gradients are reduced together; 0 is each layer by itself."""
+
     def __init__(
         self,
         machine: Machine,
@@ -117,7 +120,7 @@ class FullyShardedDataParallel(AbstractSchedule):
             reduces = self._syncs_each or micro_batch == last
             behind = functools.partial(self._leave, step=step, micro_batch=micro_batch, left=left)
             passed, reduced = self._passes.backward_all(
-                step, behind if reduces else None, reduces=reduces
+                step, behind, reduces=reduces, bucket=self._bucket
             )
         yield passed
         since = machine.env.now
@@ -135,26 +138,23 @@ class FullyShardedDataParallel(AbstractSchedule):
 
     def _leave(
         self,
-        unit: int,
+        elements: float,
         reduced: simpy.Event,
         *,
         step: int,
         micro_batch: int,
         left: list[simpy.Event],
-    ) -> None:
-        """Send a layer's reduced gradients to the host, if that is their home."""
+    ) -> list[simpy.Event]:
+        """Send reduced gradients to the host, if that is their home; nothing waits for that."""
         if not self._offload:
-            return
-        machine, size = self.machine, self._numel_of(unit) / self.devices * self._width
+            return []
+        machine, size = self.machine, elements / self.devices * self._width
         copied = machine.d2h.submit("grads", step, machine.down(size), [reduced])
         if micro_batch and self._syncs_each:  # to the sum so far
             work = machine.host_work(3 * size)
             copied = machine.host.submit("accumulate", step, work, [copied])
         left.append(copied)
-
-    def _numel_of(self, unit: int) -> int:
-        """Return the elements of a whole layer."""
-        return sum(self.costs.segments[index].numel for index in self._passes.units[unit])
+        return []
 
     def _update(self, step: int) -> Process:
         works = optimizer_works(

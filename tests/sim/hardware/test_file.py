@@ -20,7 +20,8 @@ BASE = replace(
 )
 """A machine with what calibration alone finds, too."""
 POSITIVE = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
-SHARES = ("duplex", "pageable", "numa_hop", "efficiency", "sustained_share", "adam_share")
+SHARES = ("duplex", "pageable", "numa_hop", "efficiency", "sustained_share", "adam_share",
+          "collective_share")  # fmt: skip
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text() | FINITE,
@@ -118,7 +119,7 @@ LATER = {
             "attention_tokens": None,
         }
     },
-    8: {"host": {"page_bandwidth": PAGE_BANDWIDTH}},
+    8: {"device": {"collective_share": None}, "host": {"page_bandwidth": PAGE_BANDWIDTH}},
 }
 LATER_FIELDS = {4: {"num_hosts": 1, "network": None}}
 """Figures that a version is the first to have, and what stands for them in files before it."""
