@@ -95,18 +95,15 @@ def fsdp2_hooks(costs: StepCosts, *, reshards: bool, reduce_bytes: int) -> StepC
 
     An all-gather is copied into and out of a flat buffer, and so is a reduce-scatter into one: the
     copies out of the first and into the second are of whole layers, on the stream that computes.
-    The seconds of a layer are those around transformers' decoder layer: a module with one input
-    takes a quarter of them.
+    One device runs the same hooks and copies, as under ZeRO-3. The seconds of a layer are those
+    around transformers' decoder layer: a module with one input takes a quarter of them.
 
     Args:
         costs: Of one step.
         reshards: Whether backward gathers again.
         reduce_bytes: Bytes of an element of a reduce-scatter.
     """
-    devices, size = costs.hardware.total_devices, costs.dtype_bytes
-    if devices == 1:
-        return costs
-    gather = _gather_bytes(costs)
+    size, gather = costs.dtype_bytes, _gather_bytes(costs)
     again = gather if reshards else 0.0
     return with_hooks(
         costs,

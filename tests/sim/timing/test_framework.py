@@ -91,10 +91,11 @@ def test_gradients_that_stay_in_buckets_are_copied_once():
     assert twice["backward"] - plain["backward"] == pytest.approx(2 * copied)
 
 
-def test_one_device_shares_nothing():
+def test_one_device_averages_nothing_and_runs_the_hooks_of_shards():
     alone = costs(8, devices=1)
-    assert fsdp2_hooks(alone, reshards=True, reduce_bytes=2) is alone
     assert ddp_hooks(alone) is alone
+    hooked = fsdp2_hooks(alone, reshards=True, reduce_bytes=2)
+    assert layer(hooked)["forward"] > layer(alone)["forward"] + 0.9e-3
 
 
 def test_what_is_not_gathered_again_is_not_copied_again():
