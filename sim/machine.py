@@ -275,8 +275,9 @@ class Machine:
         return Work(kind=self.nvme_write_kind, num_bytes=num_bytes, counted=num_bytes)
 
     def collective(
-        self, name: str, num_bytes: float, step: int, after: simpy.Event, *, blocks: bool = False
-    ) -> simpy.Event:
+        self, name: str, num_bytes: float, step: int, after: simpy.Event, *, blocks: bool = False,
+        calls: int = 1,
+    ) -> simpy.Event:  # fmt: skip
         """Queue a collective over all devices of all hosts; with one there is nothing to do.
 
         A ring passes (n - 1) / n of the bytes through each device in a reduce-scatter or an
@@ -290,11 +291,13 @@ class Machine:
             after: What must have happened before it starts.
             blocks: Whether a CPU that plays the device waits for it: only a GPU has a stream for
                 what its training thread calls.
+            calls: Number of collectives that the bytes go in, each with its latency.
         """
         if self.hardware.total_devices == 1 or num_bytes == 0:
             return after
         lane = self.device if blocks and self.hardware.device.is_cpu else self.fabric
-        return lane.submit(name, step, self.ring_work(num_bytes), [after])
+        work = self.ring_work(num_bytes)
+        return lane.submit(name, step, replace(work, seconds=calls * work.seconds), [after])
 
     def ring_work(self, num_bytes: float) -> Work:
         """Return a collective of several devices as work, in whatever lane it is to be."""

@@ -168,3 +168,16 @@ def test_hooks_of_shards_take_the_host_on_one_device_too():
 
     assert passes(1, "ddp") < 0.7 * passes(1, "fsdp2")
     assert passes(1, "fsdp2") == pytest.approx(passes(2, "fsdp2"), rel=0.1)
+
+
+def test_stage_3_gathers_a_large_layer_in_pieces_with_a_latency_each():
+    # 202 million elements of a layer in five pieces, the tables' 131 million in three.
+    found = costs(hosts=4, model="llama-2-7b", tokens=64)
+    slow = found.hardware.with_values({"network.latency": 0.1})
+    before = step(found, "deepspeed_zero3")
+    after = step(replace(found, hardware=slow), "deepspeed_zero3")
+    # Forward and backward gather all, but for the last layer once; gradients are in 14 buckets.
+    pieces = 2 * (32 * 5 + 3) + 3
+    buckets = 12
+    hop = 3 * (0.1 - found.hardware.network.latency.value)
+    assert after - before == pytest.approx(hop * (pieces + buckets), rel=0.02)

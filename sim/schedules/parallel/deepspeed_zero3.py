@@ -38,7 +38,8 @@ _REUSE_DISTANCE = 1_000_000_000
 """Elements of DeepSpeed's default ``stage3_max_reuse_distance``: weights that are used again
 sooner stay whole."""
 _PREFETCHED = 50_000_000
-"""Elements of DeepSpeed's default ``stage3_prefetch_bucket_size``."""
+"""Elements of DeepSpeed's default ``stage3_prefetch_bucket_size``: so many are gathered ahead, in
+one all-gather."""
 
 
 class DeepSpeedZero3(FullyShardedDataParallel):
@@ -55,8 +56,11 @@ class DeepSpeedZero3(FullyShardedDataParallel):
       `offload_param` in each pass. The piece is cast on the host into new memory, which is not
       pinned, and copied from there (`_reassign_or_swap_out_partitioned_parameters`).
 
-    Gradients are reduced when a bucket is full, and not before.
+    Gradients are reduced when a bucket is full, and not before. Layers are gathered in pieces of
+    what is prefetched, each an all-gather with a latency of its own.
     """
+
+    _together = float(_PREFETCHED)
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ is the device; or the host, where FSDP2's `CPUOffloadPolicy` keeps weights, grad
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -39,6 +40,8 @@ class FullyShardedDataParallel(AbstractSchedule):
     and gradients too: both are cast on the device.
     """
 
+    _together = math.inf
+    """Largest number of elements of one all-gather."""
     _bucket = 0.0
     """Least number of elements whose gradients are reduced together; 0 is each layer by itself."""
 
@@ -103,6 +106,7 @@ class FullyShardedDataParallel(AbstractSchedule):
             prefetch=prefetch,
             reduce_bytes=reduce_bytes,
             fetch_bytes=self._width if offload else 0,
+            gathered_together=self._together,
         )
 
     def _hooked(self, costs: StepCosts, *, reshards: bool, reduce_bytes: int) -> StepCosts:

@@ -18,6 +18,7 @@ et al. 2020, section 5.3; Zhao et al. 2023).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import simpy
@@ -51,6 +52,7 @@ class ShardedPasses:
         prefetch: int = 1,
         reduce_bytes: int | None = None,
         fetch_bytes: float = 0,
+        gathered_together: float = math.inf,
     ) -> None:
         """Find the layers.
 
@@ -63,9 +65,11 @@ class ShardedPasses:
             reduce_bytes: Bytes of an element in a reduce-scatter; None is the model's own.
             fetch_bytes: Bytes of an element of each device's part where that lies on the host, and
                 is copied up first; 0 where it lies on the device.
+            gathered_together: Largest number of elements of one all-gather.
         """
         self._machine, self._costs, self._waits = machine, costs, waits
         self._reshards, self._prefetch, self.fetch_bytes = reshards, prefetch, fetch_bytes
+        self._together = gathered_together
         self._reduce_bytes = reduce_bytes or costs.dtype_bytes
         self._blocks = machine.hardware.device.is_cpu
         self.units = layers_of(costs)
@@ -105,7 +109,11 @@ class ShardedPasses:
             if self.fetch_bytes:
                 part = numel * self.fetch_bytes / machine.hardware.total_devices
                 after = machine.h2d.submit("params", step, machine.up(part), [after])
-            self._gathered.append(machine.collective("all-gather", size, step, after, blocks=True))
+            calls = max(1, math.ceil(numel / self._together))
+            gathered = machine.collective(
+                "all-gather", size, step, after, blocks=True, calls=calls
+            )
+            self._gathered.append(gathered)
 
     def begin(self, after: simpy.Event | None = None) -> None:
         """Start a pair of passes behind an event; None is behind the last work."""

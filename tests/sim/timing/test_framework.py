@@ -187,3 +187,11 @@ def test_deepspeeds_step_with_pytorchs_adamw_moves_more():
     )
     update = found.num_params / 2 / found.hardware.overheads.device_update.value
     assert loop - fused == pytest.approx((80 / 28 - 1) * update)
+
+
+def test_hooks_of_modules_go_with_a_layers_matrices_where_these_are_many():
+    hooks = Hooks(unit=2e-3, unit_matrices=7)
+    device = costs(8).hardware.device
+    few, same, experts = (hooks.host_seconds(9, count, device) for count in (4, 7, 28))
+    assert few == same == pytest.approx(2e-3)
+    assert experts == pytest.approx(8e-3)
