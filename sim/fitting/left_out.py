@@ -56,12 +56,12 @@ TABLE = 0.29
 """Standard deviation of the term's logarithm, for machines of the table: from the published rows
 (`zenflow study published`)."""
 BY_REGIME: Mapping[str, LeftOut] = {
-    "offload": LeftOut(fast=0.06, slow=1.0),
-    "launch-bound": LeftOut(fast=0.0, slow=0.74),
-    "several hosts": LeftOut(fast=0.0, slow=0.2),
-    "devices, no offload": LeftOut(fast=0.0, slow=0.38),
+    "offload": LeftOut(fast=0.16, slow=0.65),
+    "launch-bound": LeftOut(fast=0.0, slow=0.72),
+    "several hosts": LeftOut(fast=0.0, slow=0.39),
+    "devices, no offload": LeftOut(fast=0.0, slow=0.39),
     "device alone": LeftOut(fast=0.0, slow=0.29),
-    "the host's pass": LeftOut(fast=0.0, slow=0.27),
+    "the host's pass": LeftOut(fast=0.09, slow=0.36),
 }
 """Terms for machines of the table and systems that others run, by `sim.fitting.regimes.Regime`,
 and of a host's pass alone: from the published rows of each kind."""
@@ -132,7 +132,8 @@ def fit_sides(sources: Sequence[Sequence[Outcome]]) -> LeftOut:
     """Return the least term with which as many measurements lie beyond either end.
 
     Sources count alike, however many measurements each has: those of one source share its hosts
-    and its settings, and are off together.
+    and its settings, and are off together. Where one source is more than the part that may lie
+    beyond an end, it would decide alone, and measurements count alike.
 
     Args:
         sources: Measurements of each source.
@@ -140,7 +141,10 @@ def fit_sides(sources: Sequence[Sequence[Outcome]]) -> LeftOut:
     Raises:
         ConfigError: There is no measurement.
     """
-    weighted = [(1.0 / len(source), each) for source in sources for each in source]
+    are_alike = len(sources) * (1 - COVERAGE) / 2 >= 1 - _ROUNDING
+    weighted = [
+        (1.0 / len(source) if are_alike else 1.0, each) for source in sources for each in source
+    ]
     if not weighted:
         raise ConfigError("the term for what is left out needs at least one measurement")
     enough = (1 + COVERAGE) / 2 * sum(weight for weight, _ in weighted)

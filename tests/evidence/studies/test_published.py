@@ -244,8 +244,8 @@ def test_an_elasticity_is_minus_one_for_the_only_figures_that_count():
 def test_an_interval_holds_the_prediction_and_is_the_same_again():
     setup = BY_LABEL["3B, ZeRO-Offload, bound"].setup
     figures, found = intervals(setup, "step", 20)
-    # What the model leaves out makes such runs slower, and hardly one faster.
-    assert found.low == pytest.approx(figures.low, rel=0.02)
+    # What the model leaves out makes such runs slower more than faster.
+    assert figures.low / found.low < found.high / figures.high
     assert figures.low < figures.high < found.high
     assert found.low < predict(setup, "step") < found.high
     assert intervals(setup, "step", 20) == (figures, found)
@@ -459,4 +459,4 @@ def test_the_term_for_what_is_left_out_is_the_committed_rows_own():
 def test_ranges_hold_the_wanted_share_of_sources_that_had_no_say_in_every_regime():
     (record,) = needed("published").rows
     for regime, counts in coverage_of(record["rows"])["regimes"].items():
-        assert 0.7 <= counts["without_the_group"] / counts["rows"] <= 0.95, regime
+        assert 0.7 <= counts["without_the_group"] / counts["rows"] <= 0.9, regime

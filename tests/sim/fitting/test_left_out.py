@@ -87,12 +87,18 @@ def test_measurements_that_are_slower_alone_widen_the_slow_side_alone():
 
 def test_sources_count_alike_however_many_measurements_each_has():
     near, far = outcome(0.05), outcome(1.0)
-    # One source of five is far off: a fifth, beside a tenth that may lie beyond.
-    assert fit_sides([[near] * 30, [near], [near], [near], [far]]).slow == far.needed
-    # Of twenty it is a twentieth, even with most of the measurements.
+    # A fifth of the sources is far off, beside a tenth that may lie beyond.
+    assert fit_sides([*[[near] * 30] * 8, [far], [far]]).slow == far.needed
+    # A twentieth, even with most of the measurements.
     assert fit_sides([*[[near]] * 19, [far] * 100]).slow == near.needed
     # Halves of a source count for half.
-    assert fit_sides([*[[near]] * 4, [near, far]]).slow == near.needed
+    assert fit_sides([*[[near]] * 8, [near, far], [near, far]]).slow == near.needed
+
+
+def test_measurements_count_alike_where_one_source_would_decide_alone():
+    near, far = outcome(0.05), outcome(1.0)
+    assert fit_sides([[near] * 30, [near], [near], [near], [far]]).slow == near.needed
+    assert fit_sides([[near] * 3, [near], [near], [near], [far]]).slow == far.needed
 
 
 def test_a_skewed_term_moves_the_slow_end_and_neither_the_median_nor_the_fast_end():
