@@ -165,6 +165,7 @@ bench: $(READY_RUN)
 	$(PY) -m evidence.benchmarks.host_memory
 	$(PY) -m evidence.benchmarks.drives.memory
 	$(PY) -m evidence.benchmarks.drives.infinity
+	$(PY) -m evidence.benchmarks.host_optimizers
 	$(PY) -m evidence.benchmarks.step_overhead
 	$(PY) -m evidence.benchmarks.framework_hooks
 	$(PY) -m evidence.benchmarks.module_launches

@@ -21,6 +21,12 @@ from sim.starved import Starved
 
 Process = Generator[simpy.Event, Any, None]
 
+_YIELDING = 1e-3
+"""Weight of compute beside a collective: what this takes of the device is gone first."""
+_FAULTING_THREADS = 4
+"""Number of threads of one process whose page faults go on side by side. PyTorch's AdamW takes 7.3
+of 14.8 s for 80 GB of temporaries on 48 cores (ZeRO-Offload, arXiv 2101.06840, table 4: 10 billion
+parameters, less what its bytes take): that many threads' pages."""
 _HOSTS = ("d2h", "host")
 """Causes of stalls behind which the host's work may be."""
 
@@ -191,6 +197,8 @@ class Machine:
             self.nvme_write_kind = FlowKind("nvme write", {writes: count, **shared})
         self.compute_kind: FlowKind | None = None
         if not hardware.device.is_cpu:
+            if hardware.total_devices > 1 and hardware.device.collective_share is not None:
+                self._share_device(hardware.device.collective_share.value)
             self.host_kind = FlowKind("host", {self.dram: rates.host_sharing}, rates.host)
             self.d2h_kind = FlowKind("d2h", {down: 1.0, both: 1.0, **dram})
             self.h2d_kind = FlowKind("h2d", {up: 1.0, both: 1.0, **dram})
@@ -207,6 +215,16 @@ class Machine:
         self.host_kind = FlowKind("host", {cores: 1.0 / rates.core}, rates.host, rates.core)
         self.d2h_kind = FlowKind("d2h", {down: 1.0, both: 1.0, cores: 1.0 / pack}, pack, pack)
         self.h2d_kind = FlowKind("h2d", {up: 1.0, both: 1.0, cores: 1.0 / unpack}, unpack, unpack)
+
+    def _share_device(self, share: float) -> None:
+        """Let collectives take a part of the device from compute that goes on beside them.
+
+        They keep their own pace: a link bounds them, and their kernels hold the cores they have.
+        """
+        device, kind = Resource("device", 1.0), self.fabric_kind
+        alone = alone_rate(kind)
+        self.fabric_kind = replace(kind, uses={**kind.uses, device: share / alone})
+        self.compute_kind = FlowKind("compute", {device: 1.0}, 1.0, _YIELDING / alone)
 
     def compute(
         self, name: str, seconds: float, step: int, after: Iterable[simpy.Event] = ()
@@ -240,6 +258,14 @@ class Machine:
         seconds = self._copy_seconds(num_bytes, self.unpack_rate if packs else None) + late
         return Work(seconds=seconds, kind=self.h2d_kind, num_bytes=num_bytes, counted=num_bytes)
 
+    def pageable(self, copy: Work) -> Work:
+        """Return a copy that goes by way of memory which is not pinned."""
+        kind, share = copy.kind, self.hardware.link.pageable.value
+        assert kind is not None  # of every copy
+        rate = share * (self.rates.d2h if kind is self.d2h_kind else self.rates.h2d)
+        slow = replace(kind, name=f"pageable {kind.name}", max_rate=min(kind.max_rate, rate))
+        return replace(copy, kind=slow)
+
     def from_drives(self, num_bytes: float) -> Work:
         """Return a read from the NVMe drives, which the profile must have, as work."""
         return Work(kind=self.nvme_read_kind, num_bytes=num_bytes, counted=num_bytes)
@@ -249,8 +275,9 @@ class Machine:
         return Work(kind=self.nvme_write_kind, num_bytes=num_bytes, counted=num_bytes)
 
     def collective(
-        self, name: str, num_bytes: float, step: int, after: simpy.Event, *, blocks: bool = False
-    ) -> simpy.Event:
+        self, name: str, num_bytes: float, step: int, after: simpy.Event, *, blocks: bool = False,
+        calls: int = 1,
+    ) -> simpy.Event:  # fmt: skip
         """Queue a collective over all devices of all hosts; with one there is nothing to do.
 
         A ring passes (n - 1) / n of the bytes through each device in a reduce-scatter or an
@@ -264,21 +291,26 @@ class Machine:
             after: What must have happened before it starts.
             blocks: Whether a CPU that plays the device waits for it: only a GPU has a stream for
                 what its training thread calls.
+            calls: Number of collectives that the bytes go in, each with its latency.
         """
         if self.hardware.total_devices == 1 or num_bytes == 0:
             return after
         lane = self.device if blocks and self.hardware.device.is_cpu else self.fabric
-        return lane.submit(name, step, self.ring_work(num_bytes), [after])
+        work = self.ring_work(num_bytes)
+        return lane.submit(name, step, replace(work, seconds=calls * work.seconds), [after])
 
     def ring_work(self, num_bytes: float) -> Work:
         """Return a collective of several devices as work, in whatever lane it is to be."""
         hardware = self.hardware
         count = hardware.total_devices
         seconds, moved = 0.0, num_bytes * (count - 1) / count
-        if hardware.fabric is not None:
-            seconds += hardware.fabric.latency.value
+        inside = 0.0 if hardware.fabric is None else hardware.fabric.latency.value
+        seconds += inside
         if hardware.network is not None:
-            seconds += (hardware.num_hosts - 1) * hardware.network.latency.value
+            # A ring's latency is in proportion to its devices (NVIDIA/nccl #1712; nccl-tests #123:
+            # 2 us a hop on 2 to 8 A100). That within a host is of an all-reduce, two passes.
+            inside = inside / 2 if hardware.num_devices > 1 else 0.0
+            seconds += (hardware.num_hosts - 1) * (hardware.network.latency.value + inside)
         return Work(seconds=seconds, kind=self.fabric_kind, num_bytes=moved, counted=moved)
 
     def _copy_seconds(self, num_bytes: float, packing: float | None) -> float:
@@ -311,11 +343,21 @@ class Machine:
         if found is None:
             kind, slower = self.host_kind, self.host_kind.max_rate / rate
             found = replace(kind, max_rate=rate)
-            if self.compute_kind is not None:  # a byte takes more of the cores' time
+            if self.hardware.device.is_cpu:  # a byte takes more of the cores' time
                 uses = {resource: share * slower for resource, share in kind.uses.items()}
                 found = replace(found, uses=uses, weight=kind.weight / slower)
             self._bound_kinds[rate] = found
         return found
+
+    def fresh_pages(self, num_bytes: float) -> Work:
+        """Return the first touch of memory that a process of the host has just been given.
+
+        The kernel zeroes each page, for a few threads of a process at a time.
+        """
+        threads = min(_FAULTING_THREADS, self.hardware.threads_per_device)
+        rate = threads * self.hardware.host.page_bandwidth.value
+        kind = replace(self.host_kind, name="pages", max_rate=min(self.host_kind.max_rate, rate))
+        return Work(kind=kind, num_bytes=num_bytes)
 
     def bounded_host(self, rate: float) -> FlowKind:
         """Return the host's kind of flow for work that is slower than AdamW's kernel.
@@ -372,7 +414,12 @@ def _ring_uses(
     return {**uses, down: each_way, up: each_way}
 
 
-def least_seconds(machine: Machine, kind: FlowKind, num_bytes: float) -> float:
+def alone_rate(kind: FlowKind) -> float:
+    """Return the bytes/s of a flow that nothing competes with."""
+    return min([kind.max_rate, *(r.capacity / share for r, share in kind.uses.items())])
+
+
+def least_seconds(kind: FlowKind, num_bytes: float) -> float:
     """Return the seconds of a flow that nothing competes with."""
-    rate = min([kind.max_rate, *(r.capacity / share for r, share in kind.uses.items())])
+    rate = alone_rate(kind)
     return num_bytes / rate if math.isfinite(rate) else 0.0

@@ -13,6 +13,7 @@ from evidence.studies.published.study import (
     AIM,
     COLUMNS,
     REGIMES,
+    coverage_of,
     errors_by_regime,
     milliseconds,
 )
@@ -21,7 +22,7 @@ from experiments.lab.record import needed
 from sim.hardware.components import ADAM_SHARE
 
 Row = Mapping[str, Any]
-_HELD = ("rows", "figures", "without_the_row", "without_the_group")
+_HELD = ("rows", "figures", "without_the_group")
 
 
 @cache
@@ -31,7 +32,8 @@ def published() -> dict[str, Any]:
     (data,) = record.rows
     known = runs.published()
     rows = data["rows"]
-    held = data["left_out"]["held"]
+    coverage = coverage_of(rows)
+    held, regimes = coverage["held"], coverage["regimes"]
     return {
         "folder": record.folder.name,
         "aim": AIM,
@@ -44,8 +46,11 @@ def published() -> dict[str, Any]:
         "errors": errors_by_regime(rows),
         "topics": [_topic(name, rows) for name in known.topics],
         "not_predicted": known.not_predicted,
-        "sigma": data["left_out"]["sigma"],
-        "terms": Table(columns=_TERM_COLUMNS, rows=list(data["left_out"]["terms"].items())),
+        "sigma": coverage["sigma"],
+        "terms": Table(
+            columns=_TERM_COLUMNS,
+            rows=[(name, {**term, **regimes[name]}) for name, term in coverage["terms"].items()],
+        ),
         "held": {name: sum(counts[name] for counts in held.values()) for name in _HELD},
         "held_by_group": Table(columns=_HELD_COLUMNS, rows=list(held.items())),
         "memory": Table(columns=MEMORY_COLUMNS, rows=data["memory"]),
@@ -59,13 +64,6 @@ def _is_met(row: Row) -> bool:
     return bool(abs(row["error"]) <= AIM)
 
 
-_TERM_COLUMNS = (
-    Column(head="kind of run", show=lambda item: item[0]),
-    Column(head="spread below 1", show=lambda item: f"{item[1]['fast']:.2f}"),
-    Column(head="spread above 1", show=lambda item: f"{item[1]['slow']:.2f}"),
-)
-
-
 def _held(name: str, head: str) -> Column:
     def show(item: tuple[str, Mapping[str, int]]) -> str:
         return f"{item[1][name]} of {item[1]['rows']}"
@@ -73,11 +71,16 @@ def _held(name: str, head: str) -> Column:
     return Column(head=head, show=show)
 
 
+_COUNTED = (_held("figures", "figures alone"), _held("without_the_group", "without the group"))
+_TERM_COLUMNS = (
+    Column(head="kind of run", show=lambda item: item[0]),
+    Column(head="spread below 1", show=lambda item: f"{item[1]['fast']:.2f}"),
+    Column(head="spread above 1", show=lambda item: f"{item[1]['slow']:.2f}"),
+    *_COUNTED,
+)
 _HELD_COLUMNS = (
     Column(head="group", show=lambda item: runs.published().groups[item[0]].title),
-    _held("figures", "figures alone"),
-    _held("without_the_row", "without the row"),
-    _held("without_the_group", "without the group"),
+    *_COUNTED,
 )
 
 

@@ -9,6 +9,7 @@ kind of run has a spread of its own on either side.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,16 +52,16 @@ class LeftOut:
         return math.exp((self.slow if normal > 0 else self.fast) * normal)
 
 
-TABLE = 0.29
+TABLE = 0.28
 """Standard deviation of the term's logarithm, for machines of the table: from the published rows
 (`zenflow study published`)."""
 BY_REGIME: Mapping[str, LeftOut] = {
-    "offload": LeftOut(fast=0.06, slow=1.0),
-    "launch-bound": LeftOut(fast=0.0, slow=0.74),
-    "several hosts": LeftOut(fast=0.0, slow=0.2),
-    "devices, no offload": LeftOut(fast=0.0, slow=0.38),
-    "device alone": LeftOut(fast=0.0, slow=0.29),
-    "the host's pass": LeftOut(fast=0.0, slow=0.27),
+    "offload": LeftOut(fast=0.15, slow=0.65),
+    "launch-bound": LeftOut(fast=0.0, slow=0.69),
+    "several hosts": LeftOut(fast=0.0, slow=0.37),
+    "devices, no offload": LeftOut(fast=0.0, slow=0.3),
+    "device alone": LeftOut(fast=0.0, slow=0.22),
+    "the host's pass": LeftOut(fast=0.09, slow=0.31),
 }
 """Terms for machines of the table and systems that others run, by `sim.fitting.regimes.Regime`,
 and of a host's pass alone: from the published rows of each kind."""
@@ -69,6 +70,8 @@ CALIBRATED = 0.03
 calibrated nothing (`zenflow study validation`)."""
 COVERAGE = 0.8
 """Share of measurements that ranges are to hold."""
+_ROUNDING = 1e-9
+"""Part of a source that sums of shares may be off by."""
 
 
 def left_out_of(profile: HardwareProfile, workload: Workload | None = None) -> float:
@@ -125,19 +128,37 @@ class Outcome:
         return self.needed <= (term.slow if is_slow else term.fast)
 
 
-def fit_sides(outcomes: Sequence[Outcome]) -> LeftOut:
+def fit_sides(sources: Sequence[Sequence[Outcome]]) -> LeftOut:
     """Return the least term with which as many measurements lie beyond either end.
+
+    Sources count alike, however many measurements each has: those of one source share its hosts
+    and its settings, and are off together. Where one source is more than the part that may lie
+    beyond an end, it would decide alone, and measurements count alike.
+
+    Args:
+        sources: Measurements of each source.
 
     Raises:
         ConfigError: There is no measurement.
     """
-    if not outcomes:
-        raise ConfigError("the term for what is left out needs at least one measurement")
-    last = math.ceil((1 + COVERAGE) / 2 * len(outcomes)) - 1
-    sides = [
-        sorted(0.0 if each.is_held(side) else each.needed for each in outcomes)[last]
-        for side in (LeftOut(0.0, math.inf), LeftOut(math.inf, 0.0))
+    are_alike = len(sources) * (1 - COVERAGE) / 2 >= 1 - _ROUNDING
+    weighted = [
+        (1.0 / len(source) if are_alike else 1.0, each) for source in sources for each in source
     ]
+    if not weighted:
+        raise ConfigError("the term for what is left out needs at least one measurement")
+    enough = (1 + COVERAGE) / 2 * sum(weight for weight, _ in weighted)
+    sides = []
+    for side in (LeftOut(0.0, math.inf), LeftOut(math.inf, 0.0)):
+        needed = sorted((0.0 if each.is_held(side) else each.needed, w) for w, each in weighted)
+        counts = itertools.accumulate(weight for _, weight in needed)
+        sides.append(
+            next(
+                (term for (term, _), count in zip(needed, counts, strict=True)
+                 if count >= enough - _ROUNDING),
+                needed[-1][0],
+            )
+        )  # fmt: skip
     return LeftOut(*sides)
 
 
@@ -153,15 +174,14 @@ def fit_left_out(outcomes: Sequence[Outcome]) -> float:
     return needed[math.ceil(COVERAGE * len(needed)) - 1]
 
 
-def held_out(parts: Sequence[Sequence[Outcome]]) -> list[int]:
-    """Return the count of each part's measurements in ranges whose term is from other parts.
+def held_out(sources: Sequence[Sequence[Outcome]]) -> list[int]:
+    """Return the count of each source's measurements in ranges whose term is from the others.
 
     Args:
-        parts: Measurements, each part of which is left out in turn; at least two parts.
+        sources: Measurements of each source; at least two sources.
     """
     counts = []
-    for index, part in enumerate(parts):
-        rest = [outcome for other in (*parts[:index], *parts[index + 1 :]) for outcome in other]
-        term = fit_sides(rest)
-        counts.append(sum(outcome.is_held(term) for outcome in part))
+    for index, source in enumerate(sources):
+        term = fit_sides([*sources[:index], *sources[index + 1 :]])
+        counts.append(sum(outcome.is_held(term) for outcome in source))
     return counts

@@ -27,6 +27,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "device.native_attention_efficiency": (0.0, 1.0),
     "device.native_attention_backward_efficiency": (0.0, 1.0),
     "device.bandwidth_efficiency": (0.0, 1.0),
+    "device.collective_share": (0.0, 1.0),
     "host.core_sharing": (1.0, 2.0),
     "host.adam_share": (0.0, 1.0),
 }

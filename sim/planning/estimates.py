@@ -57,6 +57,8 @@ def estimated_seconds(
     if not keeps and not hardware.device.is_cpu:  # backward packs what it releases
         device += own.deferred * size / hardware.overheads.pack_bandwidth.value
     fabric = _collective_seconds(costs, strategy, up)
+    if (taken := hardware.device.collective_share) is not None:
+        device += taken.value * min(device, fabric)
     if not config.overlap_step and window == 1:  # all of it in turn
         copied = down / rates.d2h if keeps else 0.0
         return max(device, fabric) + max(copied, host) + up / rates.h2d
@@ -108,4 +110,4 @@ def _collective_seconds(costs: StepCosts, strategy: Strategy, uploaded: float) -
     else:  # an all-reduce of gradients, and an all-gather of what is uploaded
         num_bytes = 2.0 * size + count * uploaded
     moved = num_bytes * (count - 1) / count
-    return least_seconds(machine, machine.fabric_kind, moved)
+    return least_seconds(machine.fabric_kind, moved)

@@ -38,11 +38,16 @@ class Hooks:
     """Number of kernels for each of the layer's parameters."""
     moved: float = 0.0
     """Bytes of device memory read and written for each of the layer's elements."""
+    unit_matrices: int = 0
+    """Number of matrices of the layer around which ``unit`` was measured, where each module has
+    hooks: a layer of more takes longer in proportion. 0 where a layer's count does not matter."""
 
-    def host_seconds(self, num_parameters: int, device: Device) -> float:
-        """Return the seconds of the host for a layer with so many parameters."""
+    def host_seconds(self, num_parameters: int, num_matrices: int, device: Device) -> float:
+        """Return the seconds of the host for a layer with so many parameters and matrices."""
         kernels = self.unit_kernels + num_parameters * self.parameter_kernels
-        return self.unit + num_parameters * self.parameter + kernels * plain_launch_seconds(device)
+        times = max(1.0, num_matrices / self.unit_matrices) if self.unit_matrices else 1.0
+        seconds = times * self.unit + num_parameters * self.parameter
+        return seconds + kernels * plain_launch_seconds(device)
 
 
 def plain_launch_seconds(device: Device) -> float:
@@ -72,7 +77,9 @@ def with_hooks(costs: StepCosts, in_forward: Hooks, in_backward: Hooks) -> StepC
         parts = [costs.segments[index] for index in layer]
         numel = sum(part.numel for part in parts)
         count = sum(part.num_parameters for part in parts)
-        hosts = [hooks.host_seconds(count, device) for hooks in (in_forward, in_backward)]
+        matrices = sum(len(part.matrices) for part in parts)
+        both = in_forward, in_backward
+        hosts = [hooks.host_seconds(count, matrices, device) for hooks in both]
         for index, part in zip(layer, parts, strict=True):
             share = part.numel / numel if numel else 1.0 / len(parts)
             ahead = [
@@ -95,18 +102,15 @@ def fsdp2_hooks(costs: StepCosts, *, reshards: bool, reduce_bytes: int) -> StepC
 
     An all-gather is copied into and out of a flat buffer, and so is a reduce-scatter into one: the
     copies out of the first and into the second are of whole layers, on the stream that computes.
-    The seconds of a layer are those around transformers' decoder layer: a module with one input
-    takes a quarter of them.
+    One device runs the same hooks and copies, as under ZeRO-3. The seconds of a layer are those
+    around transformers' decoder layer: a module with one input takes a quarter of them.
 
     Args:
         costs: Of one step.
         reshards: Whether backward gathers again.
         reduce_bytes: Bytes of an element of a reduce-scatter.
     """
-    devices, size = costs.hardware.total_devices, costs.dtype_bytes
-    if devices == 1:
-        return costs
-    gather = _gather_bytes(costs)
+    size, gather = costs.dtype_bytes, _gather_bytes(costs)
     again = gather if reshards else 0.0
     return with_hooks(
         costs,
@@ -120,11 +124,16 @@ def _gather_bytes(costs: StepCosts) -> float:
     return 2.0 * costs.dtype_bytes * (1.0 + 1.0 / costs.hardware.total_devices)
 
 
+_LLAMA_MATRICES = 7
+"""Number of matrices of the layer that the benchmark puts ZeRO-3 around."""
+
+
 def zero3_hooks(costs: StepCosts) -> StepCosts:
     """Return the costs of layers under DeepSpeed's ZeRO-3, whose modules have hooks each.
 
     A module's hooks fetch its parameters, look for those of the next ones and release them, on one
-    device too. The seconds are those of transformers' Llama layer. In a layer that is recomputed
+    device too. The seconds are those of transformers' Llama layer; one with experts has more
+    modules, whose hooks bind its host (deepspeedai/DeepSpeed #6649). In a layer that is recomputed
     the hooks of forward run again. Each parameter is copied out of what was gathered, and its
     gradient into the bucket, where it is divided.
     """
@@ -135,9 +144,10 @@ def zero3_hooks(costs: StepCosts) -> StepCosts:
     gather, size = _gather_bytes(costs), costs.dtype_bytes
     return with_hooks(
         costs,
-        Hooks(unit=2509e-6, parameter_kernels=1, moved=gather),
+        Hooks(unit=2509e-6, unit_matrices=_LLAMA_MATRICES, parameter_kernels=1, moved=gather),
         Hooks(
             unit=2319e-6 + redone * (4967e-6 - 2319e-6),
+            unit_matrices=_LLAMA_MATRICES,
             parameter_kernels=3,
             moved=gather + 4.0 * size,
         ),

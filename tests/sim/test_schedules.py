@@ -696,7 +696,7 @@ def test_only_the_kernel_of_deepspeeds_step_gains_from_a_second_socket():
     def update(machine, devices):
         hardware = replace(find_machine(machine, devices), host_threads=64)
         made = Machine(hardware)
-        kernel = least_seconds(made, made.host_kind, RELEASED.update * 1e9 / devices)
+        kernel = least_seconds(made.host_kind, RELEASED.update * 1e9 / devices)
         return kernel, host_seconds(made, 1e9 / devices)
 
     (one, whole), (two, faster) = update("a100-epyc-7742", 2), update("dgx-a100-40", 2)

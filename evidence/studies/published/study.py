@@ -119,31 +119,32 @@ def record_of(rows: Sequence[Mapping[str, Any]]) -> Data:
 def coverage_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the term for what the model leaves out, and how many measurements ranges hold.
 
-    Rows whose phases are given are not counted. ``terms`` are of each regime's rows, ``sigma`` is
-    one spread for all. ``held`` has for each group its measurements, and those in ranges of
-    figures alone, of the term that all rows of a regime but one give, and of the term that the
-    regime's other groups give.
+    Rows whose phases are given are not counted. ``terms`` are of each regime's rows, where groups
+    count alike, and ``sigma`` is one spread for all. ``held`` has for each group its measurements,
+    and those in ranges of figures alone and of the term that the regime's other groups give.
+    ``regimes`` has the sums of these by regime.
     """
     counted = [row for row in rows if row["group"] != "phases"]
     held: dict[str, Counter[str]] = defaultdict(Counter)
+    regimes: dict[str, Counter[str]] = defaultdict(Counter)
     terms = {}
     for regime in dict.fromkeys(row["regime"] for row in counted):
         own = [row for row in counted if row["regime"] == regime]
-        terms[regime] = asdict(fit_sides([_outcome(row) for row in own]))
         groups = list(dict.fromkeys(row["group"] for row in own))
         parts = [[_outcome(row) for row in own if row["group"] == group] for group in groups]
-        single, start = held_out([[outcome] for part in parts for outcome in part]), 0
+        terms[regime] = asdict(fit_sides(parts))
         for group, part, others in zip(groups, parts, held_out(parts), strict=True):
-            held[group].update(
-                rows=len(part),
-                figures=sum(not outcome.needed for outcome in part),
-                without_the_row=sum(single[start : start + len(part)]),
-                without_the_group=others,
-            )
-            start += len(part)
+            found = {
+                "rows": len(part),
+                "figures": sum(not outcome.needed for outcome in part),
+                "without_the_group": others,
+            }
+            held[group].update(found)
+            regimes[regime].update(found)
     sigma = fit_left_out([_outcome(row) for row in counted])
     ordered = {group: dict(held[group]) for group in dict.fromkeys(r["group"] for r in counted)}
-    return {"sigma": sigma, "terms": terms, "held": ordered}
+    sums = {regime: dict(counts) for regime, counts in regimes.items()}
+    return {"sigma": sigma, "terms": terms, "held": ordered, "regimes": sums}
 
 
 def _outcome(row: Mapping[str, Any]) -> Outcome:

@@ -27,6 +27,7 @@ from sim.schedules.schedule import System, refuse_below_1
 from sim.schedules.systems.deepspeed_zero_offload import RELEASED, around_rate
 from sim.timing.costs import StepCosts
 from sim.timing.framework import zero3_hooks
+from sim.timing.host_optimizers import KEPT_BYTES
 from zenflow.errors import ConfigError
 
 Offload = Literal["none", "optimizer", "all"]
@@ -37,7 +38,8 @@ _REUSE_DISTANCE = 1_000_000_000
 """Elements of DeepSpeed's default ``stage3_max_reuse_distance``: weights that are used again
 sooner stay whole."""
 _PREFETCHED = 50_000_000
-"""Elements of DeepSpeed's default ``stage3_prefetch_bucket_size``."""
+"""Elements of DeepSpeed's default ``stage3_prefetch_bucket_size``: so many are gathered ahead, in
+one all-gather."""
 
 
 class DeepSpeedZero3(FullyShardedDataParallel):
@@ -47,11 +49,18 @@ class DeepSpeedZero3(FullyShardedDataParallel):
 
     - Sums of gradients lie on the host in the model's type (`partition_grads`). Every micro-batch
       copies its own down, and then up again; from the second on the sum comes up, and goes down.
-      So each moves both ways once. The last one's also go down in float32. Backward waits for none
-      of it (`overlap_comm` is on by default in stage 3).
+      So each moves both ways once. The last one's also go down in float32, by a copy for which the
+      host waits, and with it backward: kernels are launched behind it (`partition_grads`, before
+      deepspeedai/DeepSpeed #8207 of August 2026).
     - `step()` is ZeRO-Offload's on the host. New weights go up in one piece, or with
-      `offload_param` in each pass.
+      `offload_param` in each pass. The piece is cast on the host into new memory, which is not
+      pinned, and copied from there (`_reassign_or_swap_out_partitioned_parameters`).
+
+    Gradients are reduced when a bucket is full, and not before. Layers are gathered in pieces of
+    what is prefetched, each an all-gather with a latency of its own.
     """
+
+    _together = float(_PREFETCHED)
 
     def __init__(
         self,
@@ -63,6 +72,9 @@ class DeepSpeedZero3(FullyShardedDataParallel):
         bucket_elements: int = REDUCE_BUCKET,
         sub_group_elements: int = SUB_GROUP,
         optimizer: str = "fused",
+        overlap_comm: bool = True,
+        pin_memory: bool = True,
+        waits_for_copies: bool = True,
     ) -> None:
         """Take DeepSpeed's options.
 
@@ -71,11 +83,17 @@ class DeepSpeedZero3(FullyShardedDataParallel):
             costs: Of one step of the model.
             offload: What lies on the host.
             reshard_after_forward: Whether layers are gathered again in backward, in time.
-            bucket_elements: Elements of gradients that are reduced together, `reduce_bucket_size`,
-                in memory. Transformers' ``auto`` has the square of the hidden width.
+            bucket_elements: Elements of gradients that are reduced together, `reduce_bucket_size`.
+                Transformers' ``auto`` has the square of the hidden width.
             sub_group_elements: Elements that are updated together, `sub_group_size`, in memory.
             optimizer: Implementation of AdamW on the device, a key of
                 `sim.timing.framework.OPTIMIZERS`.
+            overlap_comm: Whether reductions and copies run behind backward, as by default.
+            pin_memory: Whether the host's buffers are pinned, as in the files that people copy.
+                DeepSpeed's own default was not until August 2026; then the host waits for every
+                copy. Memory is counted as pinned.
+            waits_for_copies: Whether the host waits for float32 gradients, as DeepSpeed did until
+                August 2026.
 
         Raises:
             ConfigError: An option is out of its range.
@@ -89,6 +107,9 @@ class DeepSpeedZero3(FullyShardedDataParallel):
         )  # fmt: skip
         refuse_below_1("bucket_elements", bucket_elements)
         refuse_below_1("sub_group_elements", sub_group_elements)
+        self._bucket = float(bucket_elements)
+        self._overlaps, self._pins = overlap_comm, pin_memory
+        self._waits_for_copies = waits_for_copies or not pin_memory
         self._uploads = offload == "optimizer"
         self._passes.fetch_bytes = costs.dtype_bytes if offload == "all" else 0
         self._around = machine.bounded_host(around_rate(machine.hardware.host))
@@ -99,26 +120,39 @@ class DeepSpeedZero3(FullyShardedDataParallel):
 
     def _leave(
         self,
-        unit: int,
+        elements: float,
         reduced: simpy.Event,
         *,
         step: int,
         micro_batch: int,
         left: list[simpy.Event],
-    ) -> None:
+    ) -> list[simpy.Event]:
+        """Send reduced gradients to the host; return what the device waits for next."""
         if not self._offload:
-            return
-        machine, part = self.machine, self._numel_of(unit) / self.devices
-        size = part * self.costs.dtype_bytes
-        down = functools.partial(machine.d2h.submit, "grads", step)
-        up = functools.partial(machine.h2d.submit, "accumulator", step)
+            return [] if self._overlaps else [reduced]
+        size = elements / self.devices * self.costs.dtype_bytes
         if micro_batch:
-            done = down(machine.down(size), [up(machine.up(size), [reduced])])
+            done = self._down(size, step, self._up(size, step, reduced))
         else:
-            done = up(machine.up(size), [down(machine.down(size), [reduced])])
-        if micro_batch == self.costs.accumulation - 1:
-            done = down(machine.down(part * RELEASED.down), [done])
+            done = self._up(size, step, self._down(size, step, reduced))
+        is_last = micro_batch == self.costs.accumulation - 1
+        if is_last:
+            done = self._down(elements / self.devices * RELEASED.down, step, done)
         left.append(done)
+        waits = not self._overlaps or not self._pins or (is_last and self._waits_for_copies)
+        return [done] if waits else []
+
+    def _down(self, size: float, step: int, after: simpy.Event) -> simpy.Event:
+        """Queue the copy of gradients to the host."""
+        work = self.machine.down(size)
+        work = work if self._pins else self.machine.pageable(work)
+        return self.machine.d2h.submit("grads", step, work, [after])
+
+    def _up(self, size: float, step: int, after: simpy.Event) -> simpy.Event:
+        """Queue the copy of the sum so far, or of what has just left, to the device."""
+        work = self.machine.up(size)
+        work = work if self._pins else self.machine.pageable(work)
+        return self.machine.h2d.submit("accumulator", step, work, [after])
 
     def _update(self, step: int) -> Process:
         machine = self.machine
@@ -131,8 +165,11 @@ class DeepSpeedZero3(FullyShardedDataParallel):
             yield from self.wait([machine.host.submit(name, step, work)], "host", step)
         if self._uploads:
             size = self._share * self.costs.dtype_bytes
-            uploaded = machine.h2d.submit("params", step, machine.up(size))
-            yield from self.wait([uploaded], "h2d", step)
+            if size > KEPT_BYTES:
+                pages = machine.host.submit("pages", step, machine.fresh_pages(size))
+                yield from self.wait([pages], "host", step)
+            work = machine.pageable(machine.up(size))
+            yield from self.wait([machine.h2d.submit("params", step, work)], "h2d", step)
 
 
 def _memory(case: SystemCase) -> SystemParts:

@@ -7,6 +7,7 @@ is the device; or the host, where FSDP2's `CPUOffloadPolicy` keeps weights, grad
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -21,6 +22,7 @@ from sim.memory_parts import (
     SystemParts,
     rounded,
 )
+from sim.schedules.parallel.host_update import optimizer_works
 from sim.schedules.parallel.optimizer_memory import optimizer_part
 from sim.schedules.parallel.sharded import ShardedPasses
 from sim.schedules.schedule import AbstractSchedule, Step, System, Waits
@@ -38,6 +40,11 @@ class FullyShardedDataParallel(AbstractSchedule):
     and gradients too: both are cast on the device.
     """
 
+    _together = math.inf
+    """Largest number of elements of one all-gather."""
+    _bucket = 0.0
+    """Least number of elements whose gradients are reduced together; 0 is each layer by itself."""
+
     def __init__(
         self,
         machine: Machine,
@@ -51,6 +58,7 @@ class FullyShardedDataParallel(AbstractSchedule):
         optimizer: str | None = None,
         sync_each_batch: bool = True,
         tables_apart: bool = False,
+        clipping: bool = False,
     ) -> None:
         """Share every layer out.
 
@@ -72,6 +80,8 @@ class FullyShardedDataParallel(AbstractSchedule):
             tables_apart: Whether embedding and output layer are sharded by themselves. Else they
                 are the root's, which FSDP2 keeps whole from forward to backward: so it is where
                 `fully_shard` takes every layer, and then the model. Memory alone depends on it.
+            clipping: Whether gradients are clipped on the host, where their home is. On the device
+                that is not counted.
 
         Raises:
             ConfigError: An option is out of its range.
@@ -86,7 +96,7 @@ class FullyShardedDataParallel(AbstractSchedule):
         self._share = costs.num_params / self.devices
         self._width = FLOAT_BYTES if float32_master else costs.dtype_bytes
         self._update_seconds = optimizer_seconds(costs, optimizer, self.devices, self._width)
-        self._moved = OPTIMIZERS[optimizer].moved * self._width / FLOAT_BYTES
+        self._optimizer, self._clips = optimizer, clipping
         self._waits = Waits(machine)
         self._passes = ShardedPasses(
             machine,
@@ -96,6 +106,7 @@ class FullyShardedDataParallel(AbstractSchedule):
             prefetch=prefetch,
             reduce_bytes=reduce_bytes,
             fetch_bytes=self._width if offload else 0,
+            gathered_together=self._together,
         )
 
     def _hooked(self, costs: StepCosts, *, reshards: bool, reduce_bytes: int) -> StepCosts:
@@ -113,7 +124,7 @@ class FullyShardedDataParallel(AbstractSchedule):
             reduces = self._syncs_each or micro_batch == last
             behind = functools.partial(self._leave, step=step, micro_batch=micro_batch, left=left)
             passed, reduced = self._passes.backward_all(
-                step, behind if reduces else None, reduces=reduces
+                step, behind, reduces=reduces, bucket=self._bucket
             )
         yield passed
         since = machine.env.now
@@ -131,31 +142,30 @@ class FullyShardedDataParallel(AbstractSchedule):
 
     def _leave(
         self,
-        unit: int,
+        elements: float,
         reduced: simpy.Event,
         *,
         step: int,
         micro_batch: int,
         left: list[simpy.Event],
-    ) -> None:
-        """Send a layer's reduced gradients to the host, if that is their home."""
+    ) -> list[simpy.Event]:
+        """Send reduced gradients to the host, if that is their home; nothing waits for that."""
         if not self._offload:
-            return
-        machine, size = self.machine, self._numel_of(unit) / self.devices * self._width
+            return []
+        machine, size = self.machine, elements / self.devices * self._width
         copied = machine.d2h.submit("grads", step, machine.down(size), [reduced])
         if micro_batch and self._syncs_each:  # to the sum so far
             work = machine.host_work(3 * size)
             copied = machine.host.submit("accumulate", step, work, [copied])
         left.append(copied)
-
-    def _numel_of(self, unit: int) -> int:
-        """Return the elements of a whole layer."""
-        return sum(self.costs.segments[index].numel for index in self._passes.units[unit])
+        return []
 
     def _update(self, step: int) -> Process:
-        # In 16 bits a root and a division may take a core longer than the bytes do.
-        work = self.machine.host_work(self._share * self._moved, self._share)
-        yield from self.wait([self.machine.host.submit("adam", step, work)], "host", step)
+        works = optimizer_works(
+            self.machine, self.costs, self._optimizer, self._width, clips=self._clips
+        )
+        for name, work in works:
+            yield from self.wait([self.machine.host.submit(name, step, work)], "host", step)
 
 
 def _violations(prefetch: int, optimizer: str) -> Iterator[str]:

@@ -18,6 +18,7 @@ et al. 2020, section 5.3; Zhao et al. 2023).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import simpy
@@ -29,6 +30,8 @@ from sim.timing.costs import StepCosts, layers_of
 
 Backward = tuple[simpy.Event, simpy.Event]
 """Ends of a layer's backward and of its reduce-scatter."""
+Behind = Callable[[float, simpy.Event], list[simpy.Event]]
+"""Function of a reduce-scatter's elements and its end, with what the device waits for next."""
 
 
 class ShardedPasses:
@@ -49,6 +52,7 @@ class ShardedPasses:
         prefetch: int = 1,
         reduce_bytes: int | None = None,
         fetch_bytes: float = 0,
+        gathered_together: float = math.inf,
     ) -> None:
         """Find the layers.
 
@@ -61,9 +65,11 @@ class ShardedPasses:
             reduce_bytes: Bytes of an element in a reduce-scatter; None is the model's own.
             fetch_bytes: Bytes of an element of each device's part where that lies on the host, and
                 is copied up first; 0 where it lies on the device.
+            gathered_together: Largest number of elements of one all-gather.
         """
         self._machine, self._costs, self._waits = machine, costs, waits
         self._reshards, self._prefetch, self.fetch_bytes = reshards, prefetch, fetch_bytes
+        self._together = gathered_together
         self._reduce_bytes = reduce_bytes or costs.dtype_bytes
         self._blocks = machine.hardware.device.is_cpu
         self.units = layers_of(costs)
@@ -103,7 +109,11 @@ class ShardedPasses:
             if self.fetch_bytes:
                 part = numel * self.fetch_bytes / machine.hardware.total_devices
                 after = machine.h2d.submit("params", step, machine.up(part), [after])
-            self._gathered.append(machine.collective("all-gather", size, step, after, blocks=True))
+            calls = max(1, math.ceil(numel / self._together))
+            gathered = machine.collective(
+                "all-gather", size, step, after, blocks=True, calls=calls
+            )
+            self._gathered.append(gathered)
 
     def begin(self, after: simpy.Event | None = None) -> None:
         """Start a pair of passes behind an event; None is behind the last work."""
@@ -130,48 +140,51 @@ class ShardedPasses:
         step: int,
         room: Sequence[simpy.Event] = (),
         *,
-        reduces: bool = True,
+        elements: float | None = None,
     ) -> Backward:
-        """Queue a layer's backward and its reduce-scatter; layers go from the last to the first.
+        """Queue a layer's backward and a reduce-scatter; layers go from the last to the first.
 
         Args:
             unit: Number of the layer.
             seconds: Of each of its segments, in the order of backward.
             step: Its step.
             room: What else must have happened: room for gradients on their way to the host.
-            reduces: Whether its gradients are reduced; else both ends are the same.
+            elements: Number of gradients that are reduced behind it; None is the layer's own. With
+                0 both ends are the same.
         """
         visit = 2 * len(self.units) - 1 - unit
         arrived = self._fetch_activations(unit, visit, step)
         passed = self._visit(visit, "backward", seconds, step, [("h2d", arrived), ("d2h", room)])
-        if not reduces:
+        elements = self._sizes[unit] if elements is None else elements
+        if not elements:
             return passed, passed
-        size = self._sizes[unit] * self._reduce_bytes
+        size = elements * self._reduce_bytes
         if self._blocks:
             size *= 2  # gloo reduces everything everywhere, and keeps a part
         reduced = self._machine.collective("reduce", size, step, passed, blocks=True)
         return (reduced if self._blocks else passed), reduced
 
     def backward_all(
-        self,
-        step: int,
-        behind: Callable[[int, simpy.Event], object] | None = None,
-        *,
-        reduces: bool = True,
+        self, step: int, behind: Behind | None = None, *, reduces: bool = True, bucket: float = 0.0
     ) -> Backward:
         """Queue a micro-batch's backward, layer by layer; return the ends of the first layer's.
 
         Args:
             step: Its step.
-            behind: Function that is given each layer's number and the end of its reduce-scatter.
+            behind: Function that is given the number of elements of each reduce-scatter and its
+                end. It returns what the next layer's backward waits for.
             reduces: Whether gradients are reduced.
+            bucket: Least number of elements that are reduced together; 0 is each layer by itself.
         """
         segments = self._costs.segments
+        filled, room = 0.0, list[simpy.Event]()
         for unit in reversed(range(len(self.units))):
             seconds = [segments[index].backward for index in reversed(self.units[unit])]
-            ends = self.backward(unit, seconds, step, reduces=reduces)
-            if behind is not None:
-                behind(unit, ends[1])
+            filled += self._sizes[unit]
+            reduced = filled if reduces and (filled >= bucket or not unit) else 0.0
+            ends = self.backward(unit, seconds, step, room, elements=reduced)
+            room = behind(reduced, ends[1]) if reduced and behind is not None else []
+            filled -= reduced
         return ends
 
     def _fetch_activations(self, unit: int, visit: int, step: int) -> list[simpy.Event]:

@@ -82,11 +82,6 @@ class DeepSpeedZenFlow(AbstractSchedule):
             self._worker_kind = _at_most(machine.host_kind, (1 - reserved_cores) * cores)
             self._main_kind = _at_most(machine.host_kind, reserved_cores * cores)
             self._main = HostLane("main", machine.network, machine.recording)
-        share = machine.hardware.link.pageable.value
-        self._fetch_kind = _at_most(machine.h2d_kind, share * machine.rates.h2d)
-        self._float_kind = machine.d2h_kind
-        if overlap:
-            self._float_kind = _at_most(machine.d2h_kind, share * machine.rates.d2h)
         self._in_flight: list[simpy.Event] = []
         self._stalled = 0.0
 
@@ -126,7 +121,9 @@ class DeepSpeedZenFlow(AbstractSchedule):
             copied = [machine.h2d.submit("accumulator", step, machine.up(size))]
         copied = [machine.d2h.submit("grads", step, machine.down(size), copied)]
         if is_boundary:
-            work = replace(machine.down(share * FLOAT_BYTES), kind=self._float_kind)
+            work = machine.down(share * FLOAT_BYTES)
+            if self._overlap:
+                work = machine.pageable(work)
             copied = [machine.d2h.submit("grads", step, work, copied)]
         yield from self._idle(copied, "d2h", step)
 
@@ -163,7 +160,7 @@ class DeepSpeedZenFlow(AbstractSchedule):
             "cast", step, self._host_work(FLOAT_BYTES + size, self._main_kind)
         )
         yield from self._idle([cast], "host", step)
-        work = replace(machine.up(self._share * size), kind=self._fetch_kind)
+        work = machine.pageable(machine.up(self._share * size))
         uploaded = machine.h2d.submit("params", step, work)
         yield from self._idle([self.gather(step, uploaded)], "h2d", step)
 
@@ -176,7 +173,7 @@ class DeepSpeedZenFlow(AbstractSchedule):
 
 
 def _at_most(kind: FlowKind, rate: float) -> FlowKind:
-    """Return a flow kind with a largest rate, bytes/s: pageable copies, or fewer cores."""
+    """Return a flow kind with a largest rate, bytes/s: fewer cores."""
     return replace(kind, name=f"{kind.name} at {rate:g}", max_rate=min(kind.max_rate, rate))
 
 

@@ -53,8 +53,8 @@ def around_rate(host: Host) -> float:
 def host_seconds(machine: Machine, num_params: float) -> float:
     """Return the seconds of one device's part of the CPU step, if nothing competes with it."""
     around = machine.bounded_host(around_rate(machine.hardware.host))
-    return least_seconds(machine, machine.host_kind, RELEASED.update * num_params) + least_seconds(
-        machine, around, (RELEASED.prepare + RELEASED.convert) * num_params
+    return least_seconds(machine.host_kind, RELEASED.update * num_params) + least_seconds(
+        around, (RELEASED.prepare + RELEASED.convert) * num_params
     )
 
 

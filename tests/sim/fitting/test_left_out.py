@@ -76,13 +76,29 @@ def test_nothing_measured_is_nothing_to_fit(fit):
 
 def test_measurements_that_are_slower_alone_widen_the_slow_side_alone():
     slow = [outcome(0.1 * index, spread=0.05) for index in range(10)]
-    found = fit_sides(slow)
+    found = fit_sides([slow])
     assert found.fast == 0.0
     # One in ten lies beyond either end.
     assert sum(each.is_held(found) for each in slow) == 9
     assert sum(each.needed < found.slow for each in slow) == 8
-    fast = fit_sides([outcome(-0.1 * index, spread=0.05) for index in range(10)])
+    fast = fit_sides([[outcome(-0.1 * index, spread=0.05) for index in range(10)]])
     assert (fast.fast, fast.slow) == pytest.approx((found.slow, 0.0))
+
+
+def test_sources_count_alike_however_many_measurements_each_has():
+    near, far = outcome(0.05), outcome(1.0)
+    # A fifth of the sources is far off, beside a tenth that may lie beyond.
+    assert fit_sides([*[[near] * 30] * 8, [far], [far]]).slow == far.needed
+    # A twentieth, even with most of the measurements.
+    assert fit_sides([*[[near]] * 19, [far] * 100]).slow == near.needed
+    # Halves of a source count for half.
+    assert fit_sides([*[[near]] * 8, [near, far], [near, far]]).slow == near.needed
+
+
+def test_measurements_count_alike_where_one_source_would_decide_alone():
+    near, far = outcome(0.05), outcome(1.0)
+    assert fit_sides([[near] * 30, [near], [near], [near], [far]]).slow == near.needed
+    assert fit_sides([[near] * 3, [near], [near], [near], [far]]).slow == far.needed
 
 
 def test_a_skewed_term_moves_the_slow_end_and_neither_the_median_nor_the_fast_end():

@@ -32,6 +32,7 @@ RANGES = {
     "device.bandwidth": (280e9, 10e12),
     "device.bandwidth_efficiency": (0.6, 0.97),
     "device.launch": (1e-6, 50e-6),
+    "device.collective_share": (0.05, 0.4),
     "device.backward_launch": (1e-6, 50e-6),
     "device.compiled_launch": (1e-6, 20e-6),
     "host.adam_share": (0.5, 1.0),
@@ -49,6 +50,7 @@ RANGES = {
     "host.core_bandwidth": (3e9, 50e9),
     "host.numa_hop": (0.2, 1),
     "host.core_sharing": (1, 2),
+    "host.page_bandwidth": (1e9, 50e9),
     "host.core_update": (0.5e9, 5e9),
     "nvme.read": (1e9, 100e9),
     "nvme.write": (0.5e9, 100e9),
@@ -190,7 +192,7 @@ CURVES = [dict(enumerate(XEON_8160, 1)), ZEN_2]
 
 def host_rate(machine):
     made = Machine(machine)
-    return 1e9 / least_seconds(made, made.host_kind, 1e9)
+    return 1e9 / least_seconds(made.host_kind, 1e9)
 
 
 @pytest.mark.parametrize("curve", CURVES, ids=["xeon-8160", "zen-2"])

@@ -91,10 +91,11 @@ def test_gradients_that_stay_in_buckets_are_copied_once():
     assert twice["backward"] - plain["backward"] == pytest.approx(2 * copied)
 
 
-def test_one_device_shares_nothing():
+def test_one_device_averages_nothing_and_runs_the_hooks_of_shards():
     alone = costs(8, devices=1)
-    assert fsdp2_hooks(alone, reshards=True, reduce_bytes=2) is alone
     assert ddp_hooks(alone) is alone
+    hooked = fsdp2_hooks(alone, reshards=True, reduce_bytes=2)
+    assert layer(hooked)["forward"] > layer(alone)["forward"] + 0.9e-3
 
 
 def test_what_is_not_gathered_again_is_not_copied_again():
@@ -186,3 +187,11 @@ def test_deepspeeds_step_with_pytorchs_adamw_moves_more():
     )
     update = found.num_params / 2 / found.hardware.overheads.device_update.value
     assert loop - fused == pytest.approx((80 / 28 - 1) * update)
+
+
+def test_hooks_of_modules_go_with_a_layers_matrices_where_these_are_many():
+    hooks = Hooks(unit=2e-3, unit_matrices=7)
+    device = costs(8).hardware.device
+    few, same, experts = (hooks.host_seconds(9, count, device) for count in (4, 7, 28))
+    assert few == same == pytest.approx(2e-3)
+    assert experts == pytest.approx(8e-3)
