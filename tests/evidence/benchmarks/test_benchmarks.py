@@ -406,7 +406,6 @@ def test_memory_is_counted_by_the_system_beside_what_the_plan_says(monkeypatch):
     assert lines[1].split()[:2] == ["float32", f"{rows['float32']['state']:.2f}"]
 
 
-<<<<<<< HEAD
 def test_uploads_of_changed_weights_have_the_bytes_of_their_formula():
     from evidence.benchmarks import changed_uploads
     from experiments.training.settings.training import TrainSettings
@@ -422,7 +421,8 @@ def test_uploads_of_changed_weights_have_the_bytes_of_their_formula():
     worse = {**row, "formula_bytes_per_weight": 1.0}
     assert not all(changed_uploads.verdicts([worse]).values())
     assert "float32" in changed_uploads.table([row])
-=======
+
+
 def test_pages_cost_what_a_process_that_keeps_its_memory_is_faster_by():
     from evidence.benchmarks import host_optimizers
 
@@ -432,4 +432,3 @@ def test_pages_cost_what_a_process_that_keeps_its_memory_is_faster_by():
     rows = [line.split() for line in host_optimizers.table(1, fresh, kept).splitlines()[2:]]
     assert rows[1] == ["large:", "loop", "7.000", "3.000", "3.00", "8.00", "0.50"]
     assert rows[2] == ["copy", "0.300", "0.300", "0.00"]
->>>>>>> mechanisms
