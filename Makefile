@@ -163,6 +163,7 @@ gpu: $(READY_ALL)
 bench: $(READY_RUN)
 	$(PY) -m evidence.benchmarks.host_update
 	$(PY) -m evidence.benchmarks.host_memory
+	$(PY) -m evidence.benchmarks.host_optimizers
 	$(PY) -m evidence.benchmarks.step_overhead
 	$(PY) -m evidence.benchmarks.framework_hooks
 	$(PY) -m evidence.benchmarks.module_launches

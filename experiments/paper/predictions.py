@@ -15,7 +15,7 @@ from experiments.paper.published import BREAKDOWN
 from experiments.paper.setups import AnySetup, HostPass, Phases, Quantity, Setup
 from sim.fitting.left_out import BY_REGIME, LeftOut
 from sim.fitting.regimes import regime_of as regime_of_run
-from sim.fitting.uncertainty import Interval, interval_of
+from sim.fitting.uncertainty import Interval, interval_of, threads_are_open
 from sim.hardware.catalog import find_machine
 from sim.hardware.profile import HardwareProfile
 from sim.machine import Machine, least_seconds
@@ -90,7 +90,11 @@ def regime_of(setup: AnySetup) -> str:
     if isinstance(setup, HostPass):
         return "the host's pass"
     costs = costs_of(workload_of(setup), hardware_of(setup))
-    return regime_of_run(costs, Strategy.of(setup.strategy, **setup.options))
+    return regime_of_run(costs, _strategy_of(setup))
+
+
+def _strategy_of(setup: Setup) -> Strategy:
+    return Strategy.of(setup.strategy, **setup.options)
 
 
 def at_roofline(hardware: HardwareProfile) -> HardwareProfile:
@@ -119,7 +123,7 @@ def predict(setup: AnySetup, quantity: Quantity, hardware: HardwareProfile | Non
     costs = costs_of(workload_of(setup), hardware)
     if quantity == "compute":
         return costs.compute_seconds
-    return _simulated(machine, costs, Strategy.of(setup.strategy, **setup.options), quantity)
+    return _simulated(machine, costs, _strategy_of(setup), quantity)
 
 
 def predict_costs(costs: StepCosts, strategy: Strategy, quantity: Quantity, rate: float) -> float:
@@ -199,9 +203,12 @@ def intervals(setup: AnySetup, quantity: Quantity, draws: int) -> tuple[Interval
 
     machine = hardware_of(setup)
     term = BY_REGIME.get(regime_of(setup), LeftOut(0.0, 0.0))  # of phases that are given
-    figures = interval_of(machine, drawn, count=draws)
+    is_open = isinstance(setup, Setup) and threads_are_open(machine, _strategy_of(setup))
+    figures = interval_of(machine, drawn, count=draws, draws_threads=is_open)
     again = iter(times)
-    whole = interval_of(machine, lambda _: next(again), count=draws, left_out=term)
+    whole = interval_of(
+        machine, lambda _: next(again), count=draws, left_out=term, draws_threads=is_open
+    )
     return figures, whole
 
 

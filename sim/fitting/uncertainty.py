@@ -4,13 +4,18 @@ Each quantity of a profile is drawn from a log-normal about its value with its r
 independent of one another, and the step is predicted again. The interval says how far off such
 errors can put a prediction. The model's own error is a factor on it, log-normal too, whose spread
 is given (`sim.fitting.left_out`).
+
+The number of a process's threads is drawn where nobody states it. With several processes a
+launcher sets it: `torchrun` to 1, Accelerate's and each recipe's own code to a share of the cores,
+DeepSpeed's to nothing, which is all cores for every process. An optimizer that has one thread may
+take several times as long.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -18,6 +23,7 @@ import numpy as np
 from sim.fitting.left_out import LeftOut
 from sim.hardware.profile import HardwareProfile
 from sim.hardware.quantity import bounded
+from sim.simulate import Strategy
 from zenflow.errors import ConfigError
 
 _NODES = 25
@@ -40,8 +46,34 @@ class Interval:
     """Quantities that move the prediction most: name, and rank correlation with it."""
 
 
-def draws(profile: HardwareProfile, count: int, *, seed: int) -> Iterator[HardwareProfile]:
+def threads_are_open(profile: HardwareProfile, strategy: Strategy) -> bool:
+    """Return whether a launcher decides how many threads an optimizer on the host has.
+
+    Args:
+        profile: The machine.
+        strategy: What runs. The engine's threads are its own, not OpenMP's.
+
+    Examples:
+        >>> from sim.hardware.catalog import find_machine
+        >>> offload = Strategy.of("zero3_offload")
+        >>> [threads_are_open(find_machine("hgx-h100", count), offload) for count in (1, 8)]
+        [False, True]
+    """
+    is_several = profile.num_devices > 1 and not profile.device.is_cpu
+    return strategy.config is None and profile.host_threads is None and is_several
+
+
+def draws(
+    profile: HardwareProfile, count: int, *, seed: int, draws_threads: bool = False
+) -> Iterator[HardwareProfile]:
     """Yield profiles with quantities drawn from their distributions; one seed gives one sequence.
+
+    Args:
+        profile: The machine.
+        count: Number of profiles.
+        seed: Of the draws.
+        draws_threads: Whether to draw the threads of each device's process too, from 1 to its
+            share of the cores, with equal chances for equal ratios.
 
     Raises:
         ConfigError: The count is not positive.
@@ -50,7 +82,7 @@ def draws(profile: HardwareProfile, count: int, *, seed: int) -> Iterator[Hardwa
     """
     if count < 1:
         raise ConfigError(f"the number of draws must be at least 1, got {count}")
-    generator = np.random.default_rng(seed)
+    generator, threads = np.random.default_rng(seed), np.random.default_rng([seed, 1])
     quantities = profile.quantities()
     for _ in range(count):
         noise = generator.standard_normal(len(quantities))
@@ -59,7 +91,11 @@ def draws(profile: HardwareProfile, count: int, *, seed: int) -> Iterator[Hardwa
             sigma = math.sqrt(math.log1p(quantity.uncertainty**2))
             drawn = quantity.value * math.exp(sigma * float(z) - sigma**2 / 2)
             values[name] = bounded(name, drawn)
-        yield profile.with_values(values)
+        made = profile.with_values(values)
+        if draws_threads:
+            count_of_threads = round(profile.threads_per_device ** threads.random())
+            made = replace(made, host_threads=count_of_threads)
+        yield made
 
 
 def interval_of(
@@ -70,6 +106,7 @@ def interval_of(
     coverage: float = 0.8,
     seed: int = 0,
     left_out: float | LeftOut = 0.0,
+    draws_threads: bool = False,
 ) -> Interval:
     """Return the interval of a prediction over draws of the profile.
 
@@ -81,6 +118,7 @@ def interval_of(
         seed: Of the draws.
         left_out: Term for what the model leaves out: of a time, or the standard deviation of its
             logarithm.
+        draws_threads: As in `draws`; `threads_are_open` says where.
 
     Raises:
         ConfigError: A setting breaks its rule.
@@ -99,7 +137,7 @@ def interval_of(
     term = left_out if isinstance(left_out, LeftOut) else LeftOut(left_out, left_out)
     if not 0 < coverage < 1:
         raise ConfigError(f"coverage must be a share in (0, 1), got {coverage}")
-    drawn = list(draws(profile, count, seed=seed))
+    drawn = list(draws(profile, count, seed=seed, draws_threads=draws_threads))
     found = np.array([predict(item) for item in drawn])
     factors = np.array([term.factor(z) for z in _normal_nodes()])
     low, middle, high = np.quantile(

@@ -205,6 +205,16 @@ ADAM_SHARE = Quantity(
 """Share of ``dram`` that AdamW kernels reach on hosts where none has been measured: mean and
 predictive spread."""
 
+PAGE_BANDWIDTH = Quantity(
+    value=2.9e9,
+    kind="estimated",
+    source="geometric mean of a page of 4 KiB in 2.0 us in a virtual machine (record "
+    "2026-11-27_host-optimizers_amd-epyc) and in 1.0 us on a Core i7 (ddumbying.vercel.app, "
+    "experiments/pagefault-latency)",
+    sigma=0.5,
+)
+"""Bytes/s of fresh memory of one thread, where it has not been measured."""
+
 DEEPSPEED_SHARE = Quantity(
     value=0.3256,
     kind="estimated",
@@ -240,6 +250,8 @@ class Host:
     adam_share: Quantity = ADAM_SHARE
     """Bytes/s that an AdamW kernel alone moves on all its threads, as a share of ``dram``: seven
     streams suit memory less than STREAM's three do. 1 where ``dram`` is from the kernel itself."""
+    page_bandwidth: Quantity = PAGE_BANDWIDTH
+    """Bytes/s of memory that is new to its process, as one thread touches it first."""
     deepspeed_share: Quantity = DEEPSPEED_SHARE
     """Bytes/s that DeepSpeed's CPU step moves on one socket, as a share of ``dram``: its AdamW
     kernel and the slower passes around it."""

@@ -108,7 +108,7 @@ def _interval(
     if not flags["draws"]:
         return None
     from sim.fitting.left_out import left_out_in
-    from sim.fitting.uncertainty import interval_of  # loads numpy, which help need not
+    from sim.fitting.uncertainty import interval_of, threads_are_open  # load numpy, unlike help
     from sim.steady import steady
 
     drawn_so_far = itertools.count(1)
@@ -121,6 +121,7 @@ def _interval(
     return interval_of(
         hardware, step_seconds, count=flags["draws"], seed=flags["seed"],
         left_out=left_out_in(strategy, costs_of(workload, hardware)),
+        draws_threads=threads_are_open(hardware, strategy),
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from sim.schedules.parallel.sharded import ShardedPasses
 from sim.schedules.schedule import AbstractSchedule, Step, System, Waits
 from sim.timing.costs import StepCosts
 from sim.timing.framework import OPTIMIZERS, fsdp2_hooks, optimizer_seconds
+from sim.timing.host_optimizers import optimizer_works
 from zenflow.config import raise_violations, unknown_name
 
 
@@ -51,6 +52,7 @@ class FullyShardedDataParallel(AbstractSchedule):
         optimizer: str | None = None,
         sync_each_batch: bool = True,
         tables_apart: bool = False,
+        clipping: bool = False,
     ) -> None:
         """Share every layer out.
 
@@ -72,6 +74,8 @@ class FullyShardedDataParallel(AbstractSchedule):
             tables_apart: Whether embedding and output layer are sharded by themselves. Else they
                 are the root's, which FSDP2 keeps whole from forward to backward: so it is where
                 `fully_shard` takes every layer, and then the model. Memory alone depends on it.
+            clipping: Whether gradients are clipped on the host, where their home is. On the device
+                that is not counted.
 
         Raises:
             ConfigError: An option is out of its range.
@@ -86,7 +90,7 @@ class FullyShardedDataParallel(AbstractSchedule):
         self._share = costs.num_params / self.devices
         self._width = FLOAT_BYTES if float32_master else costs.dtype_bytes
         self._update_seconds = optimizer_seconds(costs, optimizer, self.devices, self._width)
-        self._moved = OPTIMIZERS[optimizer].moved * self._width / FLOAT_BYTES
+        self._optimizer, self._clips = optimizer, clipping
         self._waits = Waits(machine)
         self._passes = ShardedPasses(
             machine,
@@ -153,9 +157,11 @@ class FullyShardedDataParallel(AbstractSchedule):
         return sum(self.costs.segments[index].numel for index in self._passes.units[unit])
 
     def _update(self, step: int) -> Process:
-        # In 16 bits a root and a division may take a core longer than the bytes do.
-        work = self.machine.host_work(self._share * self._moved, self._share)
-        yield from self.wait([self.machine.host.submit("adam", step, work)], "host", step)
+        works = optimizer_works(
+            self.machine, self.costs, self._optimizer, self._width, clips=self._clips
+        )
+        for name, work in works:
+            yield from self.wait([self.machine.host.submit(name, step, work)], "host", step)
 
 
 def _violations(prefetch: int, optimizer: str) -> Iterator[str]:

@@ -404,3 +404,14 @@ def test_memory_is_counted_by_the_system_beside_what_the_plan_says(monkeypatch):
     assert rows["compact"]["state"] == pytest.approx(5.03, abs=0.02)
     lines = host_memory.table(rows).splitlines()
     assert lines[1].split()[:2] == ["float32", f"{rows['float32']['state']:.2f}"]
+
+
+def test_pages_cost_what_a_process_that_keeps_its_memory_is_faster_by():
+    from evidence.benchmarks import host_optimizers
+
+    fresh = {"large: fused": (1.0, 0.0), "large: loop": (7.0, 8.0), "copy": (0.3, 0.0)}
+    kept = {"large: fused": (1.0, 0.0), "large: loop": (3.0, 0.0), "copy": (0.3, 0.0)}
+    assert host_optimizers.page_nanoseconds(fresh, kept) == {"large: loop": 0.5}
+    rows = [line.split() for line in host_optimizers.table(1, fresh, kept).splitlines()[2:]]
+    assert rows[1] == ["large:", "loop", "7.000", "3.000", "3.00", "8.00", "0.50"]
+    assert rows[2] == ["copy", "0.300", "0.300", "0.00"]

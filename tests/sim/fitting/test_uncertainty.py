@@ -1,12 +1,14 @@
 """Intervals come from the spreads of figures, and of what is left out where that is given."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from sim.fitting.uncertainty import draws, interval_of
+from sim.fitting.uncertainty import draws, interval_of, threads_are_open
 from sim.hardware.catalog import find_machine
+from sim.simulate import Strategy
 from zenflow.errors import ConfigError
 
 PROFILE = find_machine("dgx-a100-80", 1)
@@ -47,6 +49,34 @@ def test_what_is_left_out_widens_an_interval_about_the_same_middle():
     assert found.low * found.high == pytest.approx(49.0)
     with pytest.raises(ConfigError, match="left_out must be at least 0"):
         interval_of(PROFILE, lambda p: 7.0, left_out=-0.1)
+
+
+def test_threads_that_a_launcher_sets_are_drawn_from_one_to_a_share_of_the_cores():
+    machine = find_machine("dgx-a100-80", 8)
+    drawn = list(draws(machine, 400, seed=7, draws_threads=True))
+    counts = [profile.host_threads for profile in drawn]
+    share = machine.threads_per_device
+    assert (min(counts), max(counts)) == (1, share)
+    # As many below the geometric mean of both ends as above.
+    assert sum(count**2 < share for count in counts) == pytest.approx(200, abs=40)
+    # No other figure's draw depends on it.
+    plain = draws(machine, 400, seed=7)
+    assert [p.quantities() for p in drawn] == [p.quantities() for p in plain]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "devices", "threads", "is_open"),
+    [
+        ("zero3_offload", 8, None, True),
+        ("fsdp2_offload", 8, None, True),
+        ("zero3_offload", 1, None, False),  # one process has all cores
+        ("zero3_offload", 8, 4, False),  # stated
+        ("zenflow", 8, None, False),  # the engine's threads are not OpenMP's
+    ],
+)
+def test_threads_are_open_where_a_launcher_decides(strategy, devices, threads, is_open):
+    machine = replace(find_machine("dgx-a100-80", devices), host_threads=threads)
+    assert threads_are_open(machine, Strategy.of(strategy)) is is_open
 
 
 def test_a_seed_repeats_and_another_differs():

@@ -8,14 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.hardware.catalog import find_machine, names
-from sim.hardware.components import CORE_UPDATE, DEEPSPEED_SHARE
+from sim.hardware.components import CORE_UPDATE, DEEPSPEED_SHARE, PAGE_BANDWIDTH
 from sim.hardware.file import KERNEL_IS_DRAM, SCHEMA_VERSION, read_profile, write_profile
 from sim.hardware.quantity import KINDS, Quantity
 from zenflow.errors import ConfigError
 
 TABLE = find_machine("rtx4090-server", num_hosts=2, network="2x-roce-100")
 BASE = replace(
-    TABLE, overheads=replace(TABLE.overheads, column_update=TABLE.overheads.device_update)
+    TABLE.with_values({"host.page_bandwidth": 1e9}),
+    overheads=replace(TABLE.overheads, column_update=TABLE.overheads.device_update),
 )
 """A machine with what calibration alone finds, too."""
 POSITIVE = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
@@ -117,12 +118,13 @@ LATER = {
             "attention_tokens": None,
         }
     },
+    8: {"host": {"page_bandwidth": PAGE_BANDWIDTH}},
 }
 LATER_FIELDS = {4: {"num_hosts": 1, "network": None}}
 """Figures that a version is the first to have, and what stands for them in files before it."""
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6, 7])
 def test_a_file_of_a_former_version_is_read_with_what_stands_for_later_figures(version, path):
     later = [parts for number, parts in LATER.items() if number > version]
     added = [fields for number, fields in LATER_FIELDS.items() if number > version]
@@ -151,7 +153,7 @@ def test_a_file_of_a_former_version_is_read_with_what_stands_for_later_figures(v
         read_profile(path)
 
 
-@pytest.mark.parametrize("version", [0, 8, "1", "3", 1.5, True, None])
+@pytest.mark.parametrize("version", [0, 9, "1", "3", 1.5, True, None])
 def test_another_schema_is_refused(version, path):
     edited(path, lambda content: content.update(schema_version=version))
     with pytest.raises(ConfigError, match=f"schema_version must be {SCHEMA_VERSION}, got "):

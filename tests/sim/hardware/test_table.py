@@ -49,6 +49,7 @@ RANGES = {
     "host.core_bandwidth": (3e9, 50e9),
     "host.numa_hop": (0.2, 1),
     "host.core_sharing": (1, 2),
+    "host.page_bandwidth": (1e9, 50e9),
     "host.core_update": (0.5e9, 5e9),
     "nvme.read": (1e9, 100e9),
     "nvme.write": (0.5e9, 100e9),
