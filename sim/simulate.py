@@ -78,6 +78,8 @@ STRATEGIES: tuple[str, ...] = (*PRESET_CHANGES, *SYSTEMS)
 PASSES = ("forward", "backward")
 """Names of the device's passes."""
 
+_OWN_LANES = ("device", "launch")
+"""Lanes whose work is the device's own."""
 SETTLING_WINDOWS = 3
 """Least number of windows before a run counts as steady."""
 _MEASURED_WINDOWS = 2
@@ -298,6 +300,14 @@ class Strategy:
                 return AveragedEngineSchedule(machine, costs, self.config, **settings)
             return EngineSchedule(machine, costs, self.config, **settings)
         return self.system.schedule(machine, costs, **self.system.options(self.options))
+
+
+def busiest_lane(done: Prediction) -> str | None:
+    """Return the lane beside the device's own with most work; None if there is none."""
+    others = {
+        lane: seconds for lane, seconds in done.busy_seconds.items() if lane not in _OWN_LANES
+    }
+    return max(others, key=lambda lane: others[lane]) if any(others.values()) else None
 
 
 def simulate(

@@ -67,7 +67,8 @@ class Evidence:
 def evidence(asked: Training, rows: Sequence[RecordedLoss] | None = None) -> Evidence | None:
     """Return the record nearest to a training; None if there is none of its rule.
 
-    The kind of training (fine-tuning, or from random weights) counts before everything else.
+    The kind of training (fine-tuning, or from random weights) counts before everything else, and
+    then whether any column is on the device.
 
     Args:
         asked: The training.
@@ -77,7 +78,10 @@ def evidence(asked: Training, rows: Sequence[RecordedLoss] | None = None) -> Evi
     same = [row for row in own if row.from_scratch == asked.from_scratch]
     if not own:
         return None
-    nearest = min(same or own, key=lambda row: _distance(asked, row))
+    nearest = min(
+        same or own,
+        key=lambda row: ((row.topk_ratio > 0) != (asked.topk_ratio > 0), _distance(asked, row)),
+    )
     missing = () if same else ("from random weights" if asked.from_scratch else "fine-tuning",)
     return Evidence(nearest=nearest, outside=(*missing, *_outside(asked, same or own)))
 

@@ -10,7 +10,7 @@ from experiments.request.request import Request
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sim.hardware.components import Device
+    from sim.hardware.components import Device, Host
     from sim.hardware.profile import HardwareProfile
 
 BASES = ("gpu", "machine", "profile")
@@ -52,11 +52,29 @@ def hardware_of(request: Request) -> tuple[HardwareProfile, list[str]]:
     if request.host_ram is not None:
         ram = Quantity(value=request.host_ram, kind="spec", source="--host-ram")
         changes["host"] = replace(changes.get("host", hardware.host), dram_bytes=ram)
+        _check_memory(changes["host"])
     if request.nvme is not None:
         changes["nvme"] = None if request.nvme == "none" else find_nvme(request.nvme)
     numbers = {"num_devices": count, "host_threads": request.host_threads}
     changes |= {name: number for name, number in numbers.items() if number is not None}
     return replace(hardware, **changes), notes
+
+
+def _check_memory(host: Host) -> None:
+    """Refuse memory that a host's sockets can't take.
+
+    Raises:
+        ConfigError: It is more than the table's most.
+    """
+    from sim.hardware.catalog import most_memory
+
+    most = most_memory(host)
+    if most is not None and host.dram_bytes.value > most:
+        raise ConfigError(
+            f"{host.name} takes at most {most / 2**30:,.0f} GiB of memory, got --host-ram "
+            f"{host.dram_bytes.value / 2**30:,.0f}: lower it, or name another --host, such as "
+            "2x-epyc-9654"
+        )
 
 
 def _joined(hardware: HardwareProfile, request: Request) -> HardwareProfile:
@@ -89,6 +107,7 @@ def _usual_machine(gpu: str, request: Request) -> tuple[HardwareProfile, list[st
     lent += [*(["fabric"] if count > 1 and request.fabric is None else [])]
     lent += ["drives"] if request.nvme is None and chosen.nvme is not None else []
     note = f"assumed as in {chosen.name}: {', '.join(lent)}"
+    note += _other_host(device, chosen, request)
     if chosen.device.name == device.name:
         return replace(chosen, num_devices=count), [note]
     # Cards of one name with another socket: the link is of their generation, the fabric is not.
@@ -97,6 +116,19 @@ def _usual_machine(gpu: str, request: Request) -> tuple[HardwareProfile, list[st
         fabric=None if count == 1 else _fabric_of(chosen),
     )  # fmt: skip
     return made, [f"{note}; no machine of the table has {device.name}"]
+
+
+def _other_host(device: Device, chosen: HardwareProfile, request: Request) -> str:
+    """Return that one such device is assumed in another host; nothing where it is not."""
+    if request.host is not None or (request.num_gpus or 1) == 1:
+        return ""
+    alone = _lender(device, 1)
+    if alone.host.name == chosen.host.name:
+        return ""
+    return (
+        f"; one {device.name} would be assumed in {alone.name}, with another host: --host "
+        f"{chosen.host.name} keeps this one"
+    )
 
 
 def _lender(device: Device, count: int) -> HardwareProfile:

@@ -36,6 +36,8 @@ _LISTS: Mapping[str, str] = {
 _DEFAULTS = "default"
 _MOST_ADAPTERS = 8
 _LABELS = ("title", "aliases")
+_BOUNDS = ("memory_bus", "most_memory_per_socket")
+"""Cells of a host that bound others, and are no part of it."""
 _MACHINE_KEYS = (
     *_LABELS, "device", "host", "link", "fabric", "network", "nvme", "num_devices", "host_memory",
     "source",
@@ -114,12 +116,26 @@ def find_host(name: str) -> Host:
         Host,
         {**read_table("hosts")[_DEFAULTS], **entry},
         name,
-        beside=(*_LABELS, "memory_bus", "max_sockets", "memory_per_socket", "sockets", "cores"),
+        beside=(*_LABELS, *_BOUNDS, "max_sockets", "memory_per_socket", "sockets", "cores"),
         name=name,
         sockets=sockets,
         cores=entry["cores"],
         dram_bytes=replace(socket_memory, value=sockets * socket_memory.value),
     )
+
+
+def most_memory(host: Host) -> float | None:
+    """Return the most bytes that a host's sockets take together; None where no table has it.
+
+    Examples:
+        >>> round(most_memory(find_host("desktop-ddr4")) / 2**30)  # GiB
+        128
+    """
+    if host.name not in names("host"):  # as measured by `zenflow calibrate`
+        return None
+    name, entry = _lookup("host", host.name)
+    cell = quantity_of(entry["most_memory_per_socket"], "most_memory_per_socket", name)
+    return host.sockets * cell.value
 
 
 @functools.cache

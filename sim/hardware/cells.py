@@ -51,7 +51,7 @@ UNITS: Mapping[str, tuple[str, float, float]] = {
 Two numbers, because a division by 1e6 rounds once where a product with 1e-6 rounds twice."""
 
 _FIELDS = {
-    "bytes": "memory bytes memory_per_socket capacity cache",
+    "bytes": "memory bytes memory_per_socket most_memory_per_socket capacity cache",
     "bytes/s": "bandwidth d2h h2d dram read write limit",
     "FLOP/s": "flops",
     "FLOP": "flop",

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from sim.memory.need import memory_of
+from sim.models.families import read_model
 from sim.models.recomputation import Recomputation
 from sim.models.table import find_model, model_names
 from sim.models.workload import Workload
@@ -50,7 +51,10 @@ class Beside:
             yield replace(option, changes=(*given, *option.changes))
 
     def improvements(self, presets: Sequence[str], parallel: str) -> Iterable[Improvement]:
-        """Yield changes of the machine that would help, those to make first at the front."""
+        """Yield changes of the machine that would help, those to make first at the front.
+
+        Where nothing surely fits, none is slower than what may fit.
+        """
         chosen, search = self._choice.recommended, self._choice.search
         if chosen is not None and search is not None:
             yield from faster_parts(chosen, search)
@@ -59,12 +63,11 @@ class Beside:
         works = chooser.works or [chooser.workload]
         # What one device needs, or where they share the model all of them.
         count = max(chooser.planners) if parallel == "fsdp" else 1
-        yield from more_memory([chooser.search(count, work) for work in works], presets)
+        searches = [chooser.search(count, work) for work in works]
+        yield from more_memory(searches, presets, self._choice.shown)
 
     def largest(self) -> str | None:
-        """Return the largest named model that one device trains; None if it trains this one."""
-        if self._chooser.works:
-            return None
+        """Return the largest named model, smaller than this one, that one device trains."""
         one, asked = self._chooser.planners[1], self._chooser.workload
         works = [
             Workload.of_config(
@@ -72,8 +75,16 @@ class Beside:
             )
             for name in model_names()
         ]
+        works = [work for work in works if _is_smaller(work, asked)]
         for work in sorted(works, key=lambda work: -work.num_params):
             need = memory_of(work, "zero_offload", one.hardware)
             if not need.short_of(one.hardware, one.reserve, one.chance):
                 return work.name
         return None
+
+
+def _is_smaller(work: Workload, asked: Workload) -> bool:
+    """Whether a model of the same kind has fewer parameters, and room for the sequence."""
+    positions = read_model(find_model(work.name)[1])
+    enough = positions.learned is None or (positions.positions or 0) >= asked.sequence
+    return work.num_params < asked.num_params and work.is_causal == asked.is_causal and enough

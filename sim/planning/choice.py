@@ -182,11 +182,11 @@ class Chooser:
     def _recommended(self, workload: Workload, names: Collection[str]) -> Choice | None:
         """Return the fastest option that is likely to fit; None if there is none.
 
-        Two numbers of devices are compared: the most that fit, and one.
+        Three numbers of devices are compared: the most that fit, one host's, and one.
         """
         found: list[tuple[Option, Search]] = []
         for count in self.planners:
-            if found and count > 1:
+            if found and count not in (1, self.hardware.num_devices):
                 continue
             search = self.search(count, workload)
             best = search.best(names=names)

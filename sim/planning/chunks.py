@@ -12,7 +12,7 @@ from sim.models.activations import Activations
 from sim.models.workload import Workload
 from sim.planning.choice import Choice, Chooser
 from sim.planning.options import Option
-from sim.planning.rules import BASELINES, WORTH, distance
+from sim.planning.rules import BASELINES
 from zenflow.errors import ConfigError
 
 FASTER = 1.05
@@ -86,13 +86,8 @@ def _promises(chunked: Chooser, before: Option) -> bool:
         searches = [chunked.search(count, work) for count in chunked.planners]
         best = max((search.most_worth for search in searches), default=0.0)
         if best > 0.0:
-            return best > FASTER * _worth(before) or work.sequence > before.need.workload.sequence
+            return best > FASTER * before.worth or work.sequence > before.need.workload.sequence
     return False
-
-
-def _worth(option: Option) -> float:
-    """Return tokens per second, over `WORTH` for each unit of the rule's distance from AdamW."""
-    return option.tokens_per_second / WORTH ** distance(option.strategy)
 
 
 def _is_better(after: Option | None, before: Option) -> bool:
@@ -105,4 +100,4 @@ def _is_better(after: Option | None, before: Option) -> bool:
     if not after.fits and abs(gained) >= AS_LIKELY:
         return gained > 0
     longer = after.need.workload.sequence > before.need.workload.sequence
-    return longer or _worth(after) > FASTER * _worth(before)
+    return longer or after.worth > FASTER * before.worth

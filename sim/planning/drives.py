@@ -34,6 +34,7 @@ def with_drive(
     *,
     before: Option | None = None,
     is_asked: bool = False,
+    may_stream: bool = True,
     checkpointing: Recomputation | None = None,
     may_chunk: bool = True,
     knobs: Mapping[str, Any] | None = None,
@@ -48,6 +49,7 @@ def with_drive(
         workload: Step as asked for.
         before: Best option whose states are in memory; None if nothing may fit.
         is_asked: Whether states on a drive are asked for, whatever there is to win.
+        may_stream: Whether layers may visit the device where states on a drive are not enough.
         checkpointing: What backward recomputes; None tries nothing and all.
         may_chunk: Whether logits may come in chunks.
         knobs: Settings of the update rule that are held, besides k.
@@ -65,7 +67,7 @@ def with_drive(
         workload = replace(workload, checkpointing=checkpointing)
     states = [held.pop("host_state")] if "host_state" in held else ["float32", "compact"]
     depths = [held.pop("queue_depth")] if "queue_depth" in held else DEPTHS
-    ways: tuple[Way, ...] = (_without_streams, _with_streams)
+    ways: list[Way] = [_without_streams, *([_with_streams] if may_stream else [])]
     for way in ways:
         best: Option | None = None
         for state in states:

@@ -7,6 +7,8 @@ few settings.
 
 from __future__ import annotations
 
+import functools
+
 from sim.machine import Machine, Rates, least_seconds
 from sim.memory.engine import EngineMemory
 from sim.simulate import Strategy
@@ -18,6 +20,8 @@ from sim.timing.fresh_steps import measured_bytes, moved_bytes
 from sim.timing.host_passes import window_passes
 from zenflow.config import ZenFlowConfig
 from zenflow.host_state import gradient_bytes
+
+_passes = functools.lru_cache(maxsize=1024)(window_passes)  # a search asks for few, and often
 
 
 def with_framework(costs: StepCosts, strategy: Strategy) -> StepCosts:
@@ -45,7 +49,7 @@ def estimated_seconds(
     window, size = config.update_interval, costs.dtype_bytes
     down = own.deferred * gradient_bytes(config.gradient_link, size)
     up = own.deferred * uploaded_bytes(config, size, own.depth) / window
-    before, at_end = window_passes(config, size, own.depth)
+    before, at_end = _passes(config, size, own.depth)
     before *= 1.0 if config.is_exact else costs.intake_factor
     work = (before + at_end) * (own.deferred / window)
     moved = work.num_bytes

@@ -14,6 +14,11 @@ from zenflow.config import ZenFlowConfig
 
 KS = (0.1, 0.0, 0.01, 0.02, 0.05, 0.2, 0.3, 0.45, 0.6, 0.8)
 """Values of k that are tried, the default first: it stays where nothing is faster."""
+_FINE = 16
+"""Number of sequences up to which shares of them lie close together."""
+_LARGE = 1 << 17
+"""Tokens of a micro-batch beyond which none is tried that was not asked for: it would not be
+faster."""
 INTERVALS = (4, 8, 16)
 """Values of S that are tried, in steps."""
 
@@ -54,10 +59,15 @@ def fewer_tokens(workload: Workload) -> Iterator[Workload]:
 def _shares(count: int) -> list[int]:
     """Return 3/4 and 1/2 of a number, then of its half, and so on down to 1.
 
-    >>> _shares(8)
-    [6, 4, 3, 2, 1]
+    Large numbers are quartered first.
+
+    >>> _shares(8), _shares(100)
+    ([6, 4, 3, 2, 1], [25, 6, 4, 3, 2, 1])
     """
     found: list[int] = []
+    while count > _FINE:
+        count //= 4
+        found.append(count)
     while count > 1:
         found += [3 * count // 4, count // 2]
         count //= 2
@@ -70,7 +80,8 @@ def splits(workload: Workload, recomputes: Collection[Recomputation]) -> Iterato
     sizes = [size for size in range(count, 0, -1) if count % size == 0]
     sizes = [
         size for size in sizes
-        if count // size <= MOST_MICRO_BATCHES or size == workload.batch_size
+        if (count // size <= MOST_MICRO_BATCHES and size * workload.sequence <= _LARGE)
+        or size == workload.batch_size
     ]  # fmt: skip
     sizes.sort(key=lambda size: size != workload.batch_size)
     for checkpointing in recomputes:

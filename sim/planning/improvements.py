@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from sim.hardware.catalog import find_link
+from sim.hardware.catalog import find_link, most_memory
 from sim.hardware.profile import HardwareProfile
 from sim.memory_parts import gib
 from sim.planning.options import Option, Planner
@@ -49,6 +49,8 @@ class Improvement:
     """Predicted seconds of a step with the change."""
     host_memory: float | None = None
     """Bytes of the host's memory with the change; None unless it is all that changes."""
+    device_memory: float | None = None
+    """Bytes of the device's memory with the change; None unless that changes."""
     saved_share: float | None
     """Share of the recommended setting's time for a token that the change saves; None where
     nothing fits without it."""
@@ -62,6 +64,10 @@ class Improvement:
     def helps(self) -> bool:
         """Whether the change saves anything worth naming, or makes something fit at all."""
         return self.saved_share is None or self.saved_share >= _GAIN
+
+    def is_worth(self, shown: Option | None) -> bool:
+        """Whether the change is as fast as an option that needs none."""
+        return shown is None or self.tokens_per_second >= shown.tokens_per_second
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name, and whether it helps."""
@@ -119,54 +125,76 @@ def _larger_memory(now: Option, search: Search) -> Iterator[Improvement]:
 
 
 def more_memory(
-    searches: Sequence[Search], names: Collection[str] = PRESETS
+    searches: Sequence[Search],
+    names: Collection[str] = PRESETS,
+    shown: Option | None = None,
 ) -> Iterator[Improvement]:
     """Yield the memory that would make something fit: the host's, the device's, or both.
 
     Args:
         searches: Searches on the same devices: for the tokens asked for, then for fewer and fewer.
         names: Presets to look at.
+        shown: Option that may fit the machine as it is; what is slower is not worth buying.
     """
+
+    def first(
+        searches: Sequence[Search], sizes: Sequence[tuple[float, float]]
+    ) -> Improvement | None:
+        found = _first_that_fits(searches, sizes, names)
+        return found if found is not None and found.is_worth(shown) else None
+
     machine = searches[0].planner.hardware
     host, device = machine.host.dram_bytes.value, machine.device.memory.value
-    hosts = [size for size in _HOST_SIZES if size > host]
+    hosts = _host_sizes(machine)
     devices = [size for size in _DEVICE_SIZES if size > 1.02 * device]
     if machine.device.is_cpu:
         devices = []
-    alone = [
-        _first_that_fits(searches, [(device, size) for size in hosts], names),
-        _first_that_fits(searches[:1], [(size, host) for size in devices], names),
-    ]
-    if alone == [None, None]:
-        both = [(d, h) for d in devices for h in hosts]
-        alone = [_first_that_fits(searches[:1], both, names)]
-    yield from (item for item in alone if item is not None)
+    own = first(searches, [(device, size) for size in hosts])
+    other = first(searches[:1], [(size, host) for size in devices])
+    both = None
+    if own is None:  # a small device with a larger host may do what a far larger device does
+        both = first(searches[:1], [(d, h) for d in devices for h in hosts])
+    if both is not None and other is not None and both.device_memory == other.device_memory:
+        both = None
+    yield from (item for item in (own, both, other) if item is not None)
+
+
+def _host_sizes(machine: HardwareProfile) -> list[int]:
+    """Return the next sizes of the host's memory, up to the most that it takes."""
+    most = most_memory(machine.host)
+    own = machine.host.dram_bytes.value
+    return [size for size in _HOST_SIZES if size > own and (most is None or size <= most)]
 
 
 def _first_that_fits(
     searches: Sequence[Search], sizes: Sequence[tuple[float, float]], names: Collection[str]
 ) -> Improvement | None:
     machine = searches[0].planner.hardware
-    for group, search, (device, host) in itertools.product(groups_of(names), searches, sizes):
+    ours, baselines = groups_of(names)
+    for search, (device, host) in itertools.product(searches, sizes):
         other = machine.with_values({"device.memory": device, "host.dram_bytes": host})
-        best = search.best(names=group, hardware=other)
+        best = search.best(names=ours or baselines, hardware=other)
         if best is None:
             continue
         parts = []
         is_host = host != machine.host.dram_bytes.value
         if is_host:
             parts.append(f"{gib(host)} of host memory")
-        if device != machine.device.memory.value:
+        is_device = device != machine.device.memory.value
+        if is_device:
             parts.append(f"a device with {gib(device)}")
-        found = _improvement(" and ".join(parts), best, None)
-        return replace(found, host_memory=host if len(parts) == 1 and is_host else None)
+        return replace(
+            _improvement(" and ".join(parts), best, None),
+            host_memory=host if is_host and not is_device else None,
+            device_memory=device if is_device else None,
+        )
     return None
 
 
 def _larger(hardware: HardwareProfile) -> Iterator[tuple[str, HardwareProfile]]:
     """Yield the machine with the next sizes of memory."""
-    host, device = hardware.host.dram_bytes.value, hardware.device.memory.value
-    for size in [size for size in _HOST_SIZES if size > host][:2]:
+    device = hardware.device.memory.value
+    for size in _host_sizes(hardware)[:2]:
         yield f"{gib(size)} of host memory", hardware.with_values({"host.dram_bytes": size})
     if not hardware.device.is_cpu:
         for size in [size for size in _DEVICE_SIZES if size > 1.02 * device]:

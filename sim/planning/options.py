@@ -7,14 +7,17 @@ from typing import Any
 
 from sim.hardware.profile import HardwareProfile
 from sim.memory.chance import LIKELY
-from sim.memory.engine import engine_memory
+from sim.memory.engine import EngineMemory, engine_memory
 from sim.memory.need import MemoryNeed, Shortfall, memory_of
 from sim.memory.saved import checkpoint_bytes
 from sim.models.workload import Workload
-from sim.planning.rules import rule_of
+from sim.planning.accumulated import accumulated
+from sim.planning.rules import WORTH, distance, rule_of
 from sim.simulate import Prediction, Strategy
 from sim.steady import steady
 from sim.timing.costs import StepCosts, costs_of
+from sim.timing.division import Division
+from zenflow.config import ZenFlowConfig
 
 _MEASURED = 2
 """Number of steps to simulate where steps repeat; whole windows are simulated in any case."""
@@ -78,6 +81,11 @@ class Option:
         return self.tokens / self.step_seconds
 
     @property
+    def worth(self) -> float:
+        """Tokens per second of the engine, over `WORTH` for each unit of distance from AdamW."""
+        return self.tokens_per_second / WORTH ** distance(self.strategy)
+
+    @property
     def label(self) -> str:
         """The strategy's name with what is changed."""
         return ", ".join([self.strategy.name, *self.changes])
@@ -138,6 +146,7 @@ class Planner:
         hardware: The machine.
         reserve: Bytes that have to stay free on the device and on the host.
         chance: Least chance to fit the device.
+        memories: One device's part of the engine's memory, by its settings and its share.
 
     Examples:
         >>> from sim.hardware.catalog import find_machine
@@ -156,6 +165,7 @@ class Planner:
         self.hardware = hardware
         self.reserve = reserve
         self.chance = chance
+        self.memories: dict[tuple[ZenFlowConfig, Division], EngineMemory] = {}
         self._costs: dict[tuple[Any, ...], StepCosts] = {}
         self._known: dict[tuple[Any, ...], Prediction] = {}
 
@@ -223,9 +233,18 @@ class Planner:
         if key not in self._known:
             # One window is enough where steps repeat; with a lag in between they take longer to.
             repeats = strategy.config is None or strategy.config.effective_lag() <= 1
-            self._known[key] = steady(
-                self.costs(workload), strategy, num_steps=_MEASURED if repeats else None
-            )
+
+            def predict(count: int) -> Prediction:
+                costs = self.costs(replace(workload, accumulation=count))
+                return steady(costs, strategy, num_steps=_MEASURED if repeats else None)
+
+            # C code replays the plain engine on one device.
+            is_plain = strategy.config is not None and strategy.streams is None
+            is_replayed = is_plain and not strategy.state_on_drive
+            self._known[key] = accumulated(
+                predict, workload.accumulation,
+                is_replayed=is_replayed and self.hardware.total_devices == 1,
+            )  # fmt: skip
         return self._known[key]
 
 

@@ -10,19 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sim.fitting.left_out import left_out_of
-from sim.fitting.uncertainty import Interval, interval_of
+from sim.fitting.uncertainty import Interval
 from sim.hardware.profile import HardwareProfile
 from sim.models.recomputation import Recomputation
 from sim.models.workload import Workload
-from sim.planning.beside import Beside
-from sim.planning.choice import Choice, Chooser, is_too_large
-from sim.planning.chunks import in_chunks, with_chunks
+from sim.planning.choice import Chooser, is_too_large
+from sim.planning.chunks import in_chunks
 from sim.planning.drives import with_drive, zero_infinity
 from sim.planning.improvements import Improvement
+from sim.planning.instead import instead
 from sim.planning.options import Option
-from sim.planning.rules import EXACT, FEW_BYTES
+from sim.planning.rules import FEW_BYTES
 from sim.planning.streams import can_stream, hiding_tokens, with_streams
+from sim.planning.ways import Way, better_of, way_of
 from sim.simulate import STRATEGIES, SYSTEMS, Strategy
 from zenflow.config import PRESETS
 from zenflow.host_state import GradientLink, HostState, Uploads
@@ -49,10 +49,11 @@ class Plan:
     options: tuple[Option, ...]
     """Best option of each preset of the engine, then of each other system."""
     recommended: Option | None
-    """Option to use; None if no preset of the engine is likely to fit."""
+    """Option to use; None if no preset of the engine is likely to fit. Its layers visit the
+    device, or its states are on a drive, only where nothing else is likely to fit."""
     likeliest: Option | None
-    """Option that is the likeliest to fit, where none is likely enough to be recommended; None if
-    one is, or if none may fit. One in chunks may be less likely by `AS_LIKELY`."""
+    """Option of weights on the device that is the likeliest to fit, where none is likely enough;
+    None if one is, or if none may fit. One in chunks may be less likely by `AS_LIKELY`."""
     per_devices: tuple[Option, ...]
     """Best option for each number of devices that was compared, most devices first."""
     exact: Option | None
@@ -60,10 +61,11 @@ class Plan:
 
     None if the recommended option's rule is, or if none fits."""
     tight: Option | None
-    """Option that is less likely to fit than the recommended or likeliest one, and faster or with
-    more tokens to a step; None if there is none."""
+    """Option that is less likely to fit than the one that is shown, and faster or with more tokens
+    to a step; None if there is none."""
     interval: Interval | None
-    """Interval of the shown option's tokens per second; None if no draws were asked for."""
+    """Interval of the shown option's tokens per second; None if no draws were asked for, or if
+    layers visit the device or states are on a drive."""
     improvements: tuple[Improvement, ...]
     """Changes of the machine that would help, those to make first at the front."""
     without_compact: tuple[Improvement, ...] | None = None
@@ -86,9 +88,15 @@ class Plan:
     or take fewer tokens to a step than were asked for."""
     zero_infinity: Option | None = None
     """Step of ZeRO-Infinity for that option's workload; None where there is no such option."""
+    other_way: Option | None = None
+    """Best option under the other way to share the model, `Plan.parallel` being the better one;
+    None if that was not looked at, or if nothing may fit there."""
+    instead: tuple[Option, ...] = ()
+    """Other systems that fit one device, where the shown option waits, rounds, may not fit, or is
+    slower."""
     largest: str | None = None
-    """Largest model of the table that one device trains; None unless this one's weights exceed a
-    device."""
+    """Largest smaller model of the table that one device trains; None if something is
+    recommended."""
 
     @property
     def needs_sharding(self) -> bool:
@@ -145,6 +153,8 @@ class Plan:
             "hiding_tokens": self.hiding_tokens,
             "on_drive": self.on_drive and self.on_drive.to_dict(),
             "zero_infinity": self.zero_infinity and self.zero_infinity.to_dict(),
+            "other_way": self.other_way and self.other_way.to_dict(),
+            "instead": [option.to_dict() for option in self.instead],
         }
 
 
@@ -156,14 +166,15 @@ def plan(
     checkpointing: Recomputation | None = None,
     reserve: float | None = None,
     draws: int = DRAWS,
-    parallel: str = "ddp",
+    parallel: str | None = None,
     reshards: bool = True,
     options: Mapping[str, Any] | None = None,
     host_state: HostState | None = None,
     gradient_link: GradientLink = "model",
     uploads: Uploads = "all",
     chunked_loss: bool | None = None,
-    state_on_drive: bool = False,
+    streams: bool | None = None,
+    state_on_drive: bool | None = None,
 ) -> Plan:
     """Return the setting to use for a workload on a machine, and the alternatives.
 
@@ -175,7 +186,8 @@ def plan(
         checkpointing: What backward recomputes; None tries all and nothing.
         reserve: Bytes to leave free on each device and on the host; None is the default.
         draws: Number of draws of uncertain quantities for the interval; 0 makes none.
-        parallel: How devices share the model, one of `sim.timing.division.PARALLELS`.
+        parallel: How devices share the model, one of `sim.timing.division.PARALLELS`. None is the
+            better way: whole weights unless sharding fits better, or is faster.
         reshards: Whether sharded weights are dropped behind forward.
         options: Options of other systems, of which each takes those that it has.
         host_state: Format of the host's weights and moments under zenflow. None is float32, and
@@ -184,8 +196,10 @@ def plan(
         uploads: Weights that are uploaded under zenflow.
         chunked_loss: Whether logits are never whole, as under `zenflow train --chunked-loss`.
             None is the workload's loss, and chunks where they make that fit or faster.
-        state_on_drive: Whether states on a drive are told in any case, not only where the host
-            has too little memory.
+        streams: Whether layers may visit the device. True tells so in any case, None only where
+            that is faster, fits surely, or takes more tokens to a step.
+        state_on_drive: Whether states may be on a drive. True tells so in any case, None only
+            where the host has too little memory.
 
     Raises:
         ConfigError: A strategy is unknown, the device has no peak for the workload's dtype, or
@@ -202,7 +216,7 @@ def plan(
     asked = [
         Strategy.of(name, **SYSTEMS[name].those_of(options or {}))
         if name in SYSTEMS
-        else Strategy.of(name, parallel=parallel, reshards=reshards)
+        else Strategy.of(name, parallel=parallel or "ddp", reshards=reshards)
         for name in strategies
     ]
     if chunked_loss:
@@ -213,106 +227,71 @@ def plan(
         for strategy in asked
         if strategy.name in SYSTEMS or (strategy.name == ZERO_INFINITY and can_stream(hardware))
     ]
-    chooser = Chooser(
-        workload, hardware, names=presets, checkpointing=checkpointing, reserve=reserve,
-        parallel=parallel, reshards=reshards,
-        knobs={
-            name: value
-            for name, value in (("gradient_link", gradient_link), ("uploads", uploads))
-            if value == FEW_BYTES[name]
-        },
-    )  # fmt: skip
-    asked_knobs = {**chooser.knobs, **({} if host_state is None else {"host_state": host_state})}
-    if host_state == "compact":
-        chooser = chooser.compact()
-    chooser, choice, without_compact = _chosen(
-        chooser, presets, parallel, may_compact=host_state is None
-    )
-    whole = Beside(chooser, choice)
-    better = with_chunks(chooser, choice) if chunked_loss is None else None
-    without_chunks = None if better is None else choice.shown
-    chooser, choice = better or (chooser, choice)
-    beside = Beside(chooser, choice)
-    streamed = None
-    if "zenflow" in presets and can_stream(hardware):
+    held = {
+        name: value
+        for name, value in (("gradient_link", gradient_link), ("uploads", uploads))
+        if value == FEW_BYTES[name]
+    }
+
+    def way(name: str) -> Way:
+        chooser = Chooser(
+            workload, hardware, names=presets, checkpointing=checkpointing, reserve=reserve,
+            parallel=name, reshards=reshards, knobs=held,
+        )  # fmt: skip
+        if host_state == "compact":
+            chooser = chooser.compact()
+        return way_of(
+            name, chooser, presets, may_compact=host_state is None,
+            may_chunk=chunked_loss is None,
+        )  # fmt: skip
+
+    found, other = better_of(way) if parallel is None else (way(parallel), None)
+    chooser, choice, beside = found.chooser, found.choice, found.beside
+    one = chooser.planners[1]
+    sure, streamed, on_drive = choice.recommended, None, None
+    has_both = "zenflow" in presets and can_stream(hardware)
+    may_chunk = chunked_loss is not False
+    if has_both and streams is not False:
         streamed = with_streams(
-            chooser.planners[1], chooser.workload, before=choice.shown,
-            checkpointing=checkpointing, may_chunk=chunked_loss is not False, knobs=chooser.knobs,
+            one, chooser.workload, before=None if streams else choice.shown,
+            checkpointing=checkpointing, may_chunk=may_chunk, knobs=chooser.knobs,
         )  # fmt: skip
-    on_drive = None
-    if "zenflow" in presets and can_stream(hardware) and hardware.nvme is not None:
+        sure = sure or streamed
+    hiding = None
+    if streamed is not None:
+        hiding = hiding_tokens(streamed.need, one.costs(streamed.need.workload))
+    if has_both and state_on_drive is not False and hardware.nvme is not None:
         on_drive = with_drive(
-            chooser.planners[1], workload, before=choice.shown or streamed,
-            is_asked=state_on_drive, checkpointing=checkpointing,
-            may_chunk=chunked_loss is not False, knobs=asked_knobs,
+            one, workload, before=sure or choice.shown, is_asked=bool(state_on_drive),
+            may_stream=streams is not False, checkpointing=checkpointing, may_chunk=may_chunk,
+            knobs={**held, **({} if host_state is None else {"host_state": host_state})},
         )  # fmt: skip
-    baseline = None if on_drive is None else zero_infinity(chooser.planners[1], on_drive)
+        sure = sure or on_drive
+    baseline = None if on_drive is None else zero_infinity(one, on_drive)
     # Where nothing is likely to fit, memory that is sold makes whole logits fit too.
-    upgrades = whole if choice.recommended is None else beside
+    upgrades = found.whole if choice.recommended is None else beside
     return Plan(
         workload=workload,
         hardware=hardware,
-        parallel=parallel,
+        parallel=found.parallel,
         reserve=chooser.reserve,
         options=tuple(beside.rows(presets, systems, checkpointing)),
-        recommended=choice.recommended,
+        recommended=sure,
         likeliest=choice.likeliest,
         per_devices=choice.per_devices,
-        exact=_exact(choice),
-        tight=chooser.riskier(choice),
-        interval=_interval(choice, draws),
-        improvements=tuple(upgrades.improvements(presets, parallel)),
-        without_compact=without_compact,
-        without_chunks=without_chunks,
+        exact=found.exact,
+        tight=found.tight(sure),
+        interval=found.interval(draws) if sure in (None, choice.recommended) else None,
+        improvements=tuple(upgrades.improvements(presets, found.parallel)),
+        without_compact=found.without_compact,
+        without_chunks=found.without_chunks,
         streamed=streamed,
-        hiding_tokens=None if streamed is None else _hiding(chooser, streamed),
+        hiding_tokens=hiding,
         on_drive=on_drive,
         zero_infinity=baseline,
-        largest=beside.largest(),
+        other_way=None if other is None else other.choice.shown,
+        instead=tuple(
+            instead(one, workload, sure or choice.shown, recomputes=checkpointing is None)
+        ),
+        largest=beside.largest() if sure is None else None,
     )
-
-
-def _chosen(
-    chooser: Chooser, presets: Sequence[str], parallel: str, *, may_compact: bool
-) -> tuple[Chooser, Choice, tuple[Improvement, ...] | None]:
-    """Return who chose, the choice, and `Plan.without_compact`."""
-    choice = chooser.choose()
-    if choice.shown is None and may_compact and "zenflow" in presets:
-        compact = chooser.compact()
-        found = compact.choose()
-        if found.shown is not None:
-            without = tuple(Beside(chooser, choice).improvements(presets, parallel))
-            return compact, found, without
-    return chooser, choice, None
-
-
-def _hiding(chooser: Chooser, streamed: Option) -> int:
-    """Return `Plan.hiding_tokens`."""
-    return hiding_tokens(streamed.need, chooser.planners[1].costs(streamed.need.workload))
-
-
-def _interval(choice: Choice, draws: int) -> Interval | None:
-    """Return an interval of the shown option's tokens per second; None if there is none.
-
-    The simulated step is scaled as its estimate moves from draw to draw: on several devices
-    simulating each draw takes a hundred times as long.
-    """
-    option, search = choice.shown, choice.search
-    if option is None or search is None or not draws:
-        return None
-    usual = search.estimate(option)
-
-    def tokens_per_second(drawn: HardwareProfile) -> float:
-        return option.tokens_per_second * usual / search.estimate(option, drawn)
-
-    machine = search.planner.hardware
-    term = left_out_of(machine, search.workload)
-    return interval_of(machine, tokens_per_second, count=draws, left_out=term)
-
-
-def _exact(choice: Choice) -> Option | None:
-    """Return `Plan.exact`."""
-    chosen, search = choice.recommended, choice.search
-    if search is None or chosen is None or chosen.strategy.name in EXACT:
-        return None
-    return search.best(names=EXACT)

@@ -25,8 +25,7 @@ from sim.planning.options import Option, Planner
 from sim.planning.rules import BASELINES, WORTH, distance
 from sim.simulate import Strategy
 from sim.timing.costs import StepCosts, costs_of
-from sim.timing.division import Division
-from zenflow.config import PRESETS, ZenFlowConfig
+from zenflow.config import PRESETS
 
 _AS_GOOD = 0.01
 """Share of a step by which a setting may be slower and still count as equally good."""
@@ -68,7 +67,6 @@ class Search:
         self.workload = workload
         self._shapes = tuple(parameter.shape for parameter in workload.parameters)
         self._needs: dict[tuple[PlannedSetting, int, bool], MemoryNeed] = {}
-        self._memories: dict[tuple[ZenFlowConfig, Division], EngineMemory] = {}
         recomputes: tuple[Recomputation, ...] = (False, True)
         if checkpointing is not None:
             recomputes = (checkpointing,)
@@ -291,10 +289,11 @@ class Search:
         """Return one device's part of the engine's memory."""
         assert strategy.config is not None
         key = strategy.config, strategy.division(machine)
-        if key not in self._memories:
+        memories = self.planner.memories
+        if key not in memories:
             whole = engine_memory(self._shapes, strategy.config, self.workload.dtype_bytes)
-            self._memories[key] = whole.divided(key[1])
-        return self._memories[key]
+            memories[key] = whole.divided(key[1])
+        return memories[key]
 
     def nearest(self, name: str) -> PlannedSetting:
         """Return the setting of a preset that comes nearest to fitting."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _FILE_WIDTH = 120
 _NOT_ASKED = (
     "attention", "loss", "offload_activations", "strategy", "gradients", "lora_rank",
-    "lora_targets",
+    "lora_targets", "resident_layers",
 )  # fmt: skip
 """Fields of a request that a plan has no use for, or searches."""
 
@@ -43,7 +43,12 @@ _NOT_ASKED = (
 )
 @request_flags(
     without=_NOT_ASKED,
-    defaults={"checkpointing": "all and none are compared"},
+    defaults={
+        "checkpointing": "all and none are compared",
+        "parallel": "the better of both",
+        "stream": "where nothing else surely fits, or that is faster",
+        "state_on_drive": "where the host has too little memory",
+    },
 )
 @setting_flag(
     settings_of(ZenFlowConfig)["host_state"], section="Strategy",
@@ -107,14 +112,15 @@ def plan_command(context: click.Context, /, **flags: Any) -> Answer:
             checkpointing=flags["checkpointing"],
             reserve=flags["reserve"],
             draws=flags["draws"],
-            parallel=request.parallel,
+            parallel=request.parallel if "parallel" in given(context) else None,
             reshards=request.reshard_after_forward,
             options=request.options,
             host_state=flags["host_state"],
             gradient_link=flags["gradient_link"] or "model",
             uploads=flags["uploads"] or "all",
             chunked_loss=flags["chunked_loss"],
-            state_on_drive=request.state_on_drive,
+            streams=flags["stream"],
+            state_on_drive=flags["state_on_drive"],
         )
     wishes = Wishes(
         model=flags["model"],
@@ -133,11 +139,10 @@ def plan_command(context: click.Context, /, **flags: Any) -> Answer:
         "streamed_command": found.streamed and run_command(found, wishes, found.streamed),
         "on_drive_command": found.on_drive and run_command(found, wishes, found.on_drive),
     }
-    fits = any((found.shown, found.streamed, found.on_drive))
     return Answer(
         record=record,
         show=lambda: _print(found, notes, wishes),
-        code=Exit.DONE if fits else Exit.NO_ROOM,
+        code=Exit.NO_ROOM if found.shown is None else Exit.DONE,
     )
 
 
@@ -155,6 +160,6 @@ def _print(plan: Plan, notes: list[str], wishes: Any) -> None:
             console.print(line, soft_wrap=not console.is_terminal)
 
     say(heading(plan, notes))
-    if any(option.prediction for option in plan.options):
+    if plan.shown is not None or any(option.prediction for option in plan.options):
         console.print(plan_table(plan))
     say(answer(plan, wishes))

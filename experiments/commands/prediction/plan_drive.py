@@ -10,6 +10,7 @@ from sim.memory_parts import gib
 from sim.planning.drives import MANY_STEPS, written_bytes
 
 if TYPE_CHECKING:
+    from sim.planning.options import Option
     from sim.planning.plan import Plan
 
 
@@ -27,8 +28,17 @@ def on_drive(plan: Plan, wishes: Wishes) -> Iterator[str]:
         f"AdamW's states can be on a drive ({drives.name}): {option.label}. Predicted are "
         f"{option.tokens_per_second:,.0f} tokens/s{beside}, {option.step_seconds:.3g} s a step, "
         f"stalled for {done.stall_fraction:.0%} of it, with {gib(need.host_bytes)} of host memory "
-        f"and {gib(need.nvme_bytes)} of the drive. States on a drive have not run with a GPU yet."
+        f"and {gib(need.nvme_bytes)} of the drive."
     )
+    yield from wear(plan, option, wishes)
+    command = run_command(plan, wishes, option)
+    if command is not None:
+        yield f"In a folder of yours in place of {STATE_DIR}:"
+        yield f"    {command}"
+
+
+def wear(plan: Plan, option: Option, wishes: Wishes) -> Iterator[str]:
+    """Yield the bytes that an option writes to the drives."""
     baseline = plan.zero_infinity
     if baseline is not None and baseline.prediction is not None:
         yield (
@@ -41,8 +51,7 @@ def on_drive(plan: Plan, wishes: Wishes) -> Iterator[str]:
     if wishes.drive_tbw is not None:
         share = f", {written / (wishes.drive_tbw * 1e12):.2%} of the warranted"
         share += f" {wishes.drive_tbw:g} TB"
-    yield f"{MANY_STEPS:,} steps write {written / 1e12:.3g} TB to the drive{share}."
-    command = run_command(plan, wishes, option)
-    if command is not None:
-        yield f"In a folder of yours in place of {STATE_DIR}:"
-        yield f"    {command}"
+    yield (
+        f"{MANY_STEPS:,} steps write {written / 1e12:.3g} TB to the drive{share}. States on a "
+        "drive have not run with a GPU yet."
+    )

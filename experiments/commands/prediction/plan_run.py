@@ -52,13 +52,11 @@ def run_command(plan: Plan, wishes: Wishes, option: Option | None = None) -> str
     Args:
         plan: The plan.
         wishes: Flags of the user beside model and machine.
-        option: Setting to run; None takes the best one on one device, with streamed weights only
-            if nothing else may fit, and with states on a drive only if not even they do.
+        option: Setting to run; None takes the best one on one device.
     """
     if option is None:
         options = [
-            *plan.per_devices,
-            *filter(None, (plan.likeliest, plan.streamed, plan.on_drive)),
+            *filter(None, (plan.recommended, *plan.per_devices, plan.likeliest)),
         ]
         option = next((option for option in options if option.need.num_devices == 1), None)
     if option is None or not isinstance(option.need.workload.checkpointing, bool):
@@ -158,5 +156,7 @@ def what_to_run(plan: Plan, wishes: Wishes) -> Iterator[str]:
     )
     where += "" if plan.recommended else ", and watch its memory"
     put = "" if wishes.data else f" (your data in place of {_data_in(command)})"
+    if chosen is not None and chosen.strategy.state_on_drive:
+        put += f", in a folder of yours in place of {STATE_DIR}"
     yield f"{where}{put}:"
     yield f"    {command}"

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from experiments.commands.prediction.plan_accuracy import accuracy
+from experiments.commands.prediction.plan_beside import (
+    accumulation,
+    changes,
+    devices,
+    helps,
+    instead,
+    offer,
+    plain,
+    riskier,
+    speed,
+    tokens,
+    waits,
+)
 from experiments.commands.prediction.plan_chunks import chunks, likeliest
-from experiments.commands.prediction.plan_drive import on_drive
+from experiments.commands.prediction.plan_drive import on_drive, wear
 from experiments.commands.prediction.plan_run import Wishes, run_command, what_to_run
 from sim.memory.chance import LIKELY
 from sim.memory_parts import gib
@@ -17,15 +30,8 @@ from sim.timing.changed_uploads import CHANGED_AT, changed_share
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sim.planning.improvements import Improvement
     from sim.planning.options import Option
     from sim.planning.plan import Plan
-
-_DOUBTFUL = 1.5
-"""Times one device's speed that several should reach to be worth their price."""
-_MOST_HELPS = 3
-_WAITS = 0.25
-"""Share of a step from which on a plan says that the device waits."""
 
 
 def heading(plan: Plan, notes: list[str]) -> list[str]:
@@ -56,8 +62,11 @@ def plan_table(plan: Plan) -> Table:
     table.add_column("runs here")
     for name in ("step", "tokens/s", "stalled", "device", "host", "disk", "fits", "AdamW"):
         table.add_column(name, justify="right", no_wrap=True)
-    is_first = True
-    for option, after in zip(plan.options, [*plan.options[1:], None], strict=True):
+    is_first, shown = True, plan.shown
+    rows = [*plan.options]
+    if shown is not None and shown in (plan.streamed, plan.on_drive):
+        rows.insert(0, shown)
+    for option, after in zip(rows, [*rows[1:], None], strict=True):
         if is_first and not option.is_ours:
             is_first = False
             table.add_row("other systems, not run here", *[""] * 8, style="italic")
@@ -73,7 +82,7 @@ def plan_table(plan: Plan) -> Table:
             _fit(option),
             _likeness(option),
             end_section=after is not None and option.is_ours != after.is_ours,
-            style="bold" if plan.shown and option.label == plan.shown.label else None,
+            style="bold" if shown and option.label == shown.label else None,
         )
     return table
 
@@ -95,46 +104,80 @@ def _likeness(option: Option) -> str:
 
 def answer(plan: Plan, wishes: Wishes) -> list[str]:
     """Return the advice, the most important first and the command last."""
-    if plan.needs_sharding:
-        return [*_sharding(plan), *_streamed(plan, wishes), *on_drive(plan, wishes)]
     chosen = plan.shown
     if chosen is None:
-        said = "Nothing fits this machine, with fewer tokens to a step either."
-        return [said, *_changes(plan), *_streamed(plan, wishes), *on_drive(plan, wishes)]
+        return [*_nothing(plan), *instead(plan), *changes(plan)]
+    is_special = chosen in (plan.streamed, plan.on_drive)
+    improved = changes(plan) if is_special or plan.recommended is None else helps(plan)
     return [
+        *_headline(plan, chosen),
+        *_special(plan, chosen, wishes),
         *_rounded(plan, chosen),
         *_changed(chosen),
-        *chunks(plan, chosen),
-        *_headline(plan, chosen),
-        *_devices(plan, chosen),
+        *([] if is_special else chunks(plan, chosen)),
+        *devices(plan, chosen),
         *_costs(plan, chosen, wishes),
         f"Memory: {_used(plan, chosen)}; {gib(plan.reserve)} of each is held in reserve.",
         f"Disk: {gib(chosen.checkpoint_bytes or 0)} for a checkpoint, twice that while one is "
         "saved (none with --no-checkpoint).",
-        *_riskier(plan),
-        *_waits(chosen),
-        *_accumulation(plan, chosen),
+        *riskier(plan),
+        *waits(plan, chosen),
+        *accumulation(plan, chosen),
         *accuracy(plan, chosen, wishes),
-        *(_helps(plan) if plan.recommended else _changes(plan)),
-        *_streamed(plan, wishes),
-        *on_drive(plan, wishes),
+        *plain(plan, chosen),
+        *instead(plan),
+        *improved,
+        *([] if chosen is plan.streamed else _streamed(plan, wishes)),
+        *([] if chosen is plan.on_drive else on_drive(plan, wishes)),
         *what_to_run(plan, wishes),
     ]
 
 
-def _sharding(plan: Plan) -> list[str]:
+def _nothing(plan: Plan) -> Iterator[str]:
+    """Yield the bad news that nothing fits, and its reason."""
+    yield "Nothing fits this machine, with fewer tokens to a step either."
+    if plan.needs_sharding:
+        yield _needs_sharding(plan)
+        if plan.parallel == "ddp" and plan.hardware.total_devices > 1:
+            yield "Weights may be sharded: leave --parallel out, or ask with --parallel fsdp."
+
+
+def _needs_sharding(plan: Plan) -> str:
     work, device = plan.workload, plan.hardware.device
-    remedy = "ask again with --parallel fsdp"
-    if plan.parallel == "fsdp" or plan.hardware.total_devices == 1:
-        remedy = "give it more devices to share them (--num-gpus, --num-hosts, --parallel fsdp)"
-    lines = [
-        f"{work.name} needs sharding: its weights alone are {gib(work.model_bytes)}, and each "
-        f"{device.name} has {gib(device.memory.value)}. So {remedy}."
-    ]
-    if plan.largest is not None:
-        lines.append(f"The largest model of the table that this machine trains: {plan.largest}.")
-    lines += [f"With {item.change}: {_offer(plan, item)}." for item in plan.improvements]
-    return lines
+    each = "its share of the weights alone is" if plan.parallel == "fsdp" else (
+        f"the weights of {work.name} alone are"
+    )  # fmt: skip
+    parts = plan.hardware.total_devices if plan.parallel == "fsdp" else 1
+    return (
+        f"For each {device.name}, with {gib(device.memory.value)}, {each} "
+        f"{gib(work.model_bytes / parts)}."
+    )
+
+
+def _special(plan: Plan, chosen: Option, wishes: Wishes) -> Iterator[str]:
+    """Yield the meaning of layers that visit the device, or of states on a drive."""
+    if chosen is plan.streamed:
+        if plan.needs_sharding:
+            yield _needs_sharding(plan)
+        yield from _visits(plan, chosen)
+    elif chosen is plan.on_drive:
+        yield from wear(plan, chosen, wishes)
+    if plan.likeliest is not None and chosen is not plan.likeliest:
+        other = plan.likeliest
+        chance = "" if other.chance is None else f" with a chance of {other.chance:.0%}"
+        yield (
+            f"Otherwise the likeliest to fit is {other.label}, with "
+            f"{tokens(other.need.workload)} to a step: {speed(other)}, it fits{chance}."
+        )
+
+
+def _visits(plan: Plan, option: Option) -> Iterator[str]:
+    own = option.need.workload.batch_size * option.need.workload.sequence
+    yield (
+        f"Its layers visit the {plan.hardware.device.name}. Micro-batches of "
+        f"{plan.hiding_tokens:,} tokens or more hide these visits; they have {own:,}. Streamed "
+        "weights have not run on a GPU yet."
+    )
 
 
 def _streamed(plan: Plan, wishes: Wishes) -> Iterator[str]:
@@ -150,14 +193,9 @@ def _streamed(plan: Plan, wishes: Wishes) -> Iterator[str]:
         f"{_merit(plan, option)} its layers can visit the {plan.hardware.device.name}: "
         f"{option.label}. Predicted are {option.tokens_per_second:,.0f} tokens/s{beside}, "
         f"{option.step_seconds:.3g} s a step, stalled for {done.stall_fraction:.0%} of it, with "
-        f"{gib(need.device_bytes)} of device memory and {gib(need.host_bytes)} of host memory. "
-        "Streamed weights have not run on a GPU yet."
+        f"{gib(need.device_bytes)} of device memory and {gib(need.host_bytes)} of host memory."
     )
-    own = need.workload.batch_size * need.workload.sequence
-    yield (
-        f"Micro-batches of {plan.hiding_tokens:,} tokens or more hide these visits; they have "
-        f"{own:,}."
-    )
+    yield from _visits(plan, option)
     command = run_command(plan, wishes, option)
     if command is not None:
         yield f"    {command}"
@@ -165,25 +203,9 @@ def _streamed(plan: Plan, wishes: Wishes) -> Iterator[str]:
 
 def _merit(plan: Plan, option: Option) -> str:
     """Return the reason to stream weights, as the beginning of a sentence."""
-    if plan.shown is None:
-        return "But"
-    if not plan.shown.fits:
-        return "To fit more surely,"
     if plan.has_fewer_tokens:
-        return f"With all {_tokens(option.need.workload)} to a step,"
+        return f"With all {tokens(option.need.workload)} to a step,"
     return "To be faster,"
-
-
-def _changes(plan: Plan) -> Iterator[str]:
-    """Yield the changes to try where no setting surely fits."""
-    if not plan.improvements:
-        yield "No memory that is sold would make it fit."
-        return
-    first, *others = plan.improvements
-    yield f"Change first: {first.change}. Then {_offer(plan, first)}."
-    if first.host_memory is not None:
-        yield f"(Ask again with --host-ram {first.host_memory / 2**30:.0f} for the command.)"
-    yield from (f"Or: {item.change}. Then {_offer(plan, item)}." for item in others)
 
 
 def _headline(plan: Plan, chosen: Option) -> Iterator[str]:
@@ -199,7 +221,7 @@ def _headline(plan: Plan, chosen: Option) -> Iterator[str]:
         f"{chosen.label}{where}: {chosen.tokens_per_second:,.0f} tokens/s{between}, "
         f"{chosen.step_seconds:.3g} s a step, stalled for {done.stall_fraction:.0%} of it."
     )
-    asked, given = _tokens(plan.workload), _tokens(chosen.need.workload)
+    asked, given = tokens(plan.workload), tokens(chosen.need.workload)
     if plan.recommended is None:
         if chosen.chance is not None and chosen.chance < LIKELY:
             yield (
@@ -253,53 +275,7 @@ def _rounded(plan: Plan, chosen: Option) -> Iterator[str]:
             "loss of such a run yet, and no GPU has run it."
         )
     for item in (plan.without_compact or ())[:1]:
-        yield f"For float32 change first: {item.change}. Then {_offer(plan, item)}."
-
-
-def _waits(chosen: Option) -> Iterator[str]:
-    """Yield the meaning of long stalls, and of k = 0."""
-    config, done = chosen.strategy.config, chosen.prediction
-    if config is not None and chosen.strategy.name == "zenflow" and config.topk_ratio == 0:
-        yield (
-            "k = 0 means that no column stays on the device: the host updates all weights, which "
-            f"come back once in {config.update_interval} steps and are estimated meanwhile."
-        )
-    if done is not None and done.stall_fraction >= _WAITS:
-        yield (
-            f"It works, but the GPU waits for the host {done.stall_fraction:.0%} of the time: "
-            "consider adapters (LoRA), which need no offloading. --systems shows lora and qlora."
-        )
-
-
-def _tokens(work: Any) -> str:
-    return f"{work.batch_size * work.accumulation} x {work.sequence} tokens"
-
-
-def _speed(option: Option) -> str:
-    return f"{option.tokens_per_second:,.0f} tokens/s"
-
-
-def _devices(plan: Plan, chosen: Option) -> Iterator[str]:
-    """Yield how all devices compare with fewer."""
-    count, used = plan.hardware.total_devices, chosen.need.num_devices
-    if count == 1:
-        return
-    by_count = {option.need.num_devices: option for option in plan.per_devices}
-    if count not in by_count:
-        why = ": under DDP each holds all weights and all gradients"
-        yield (
-            f"{count} devices do not fit{why if plan.parallel == 'ddp' else ''}. "
-            f"{'Use one' if used == 1 else f'{used} do'}."
-        )
-    if used > 1 and 1 in by_count:
-        factor = chosen.tokens_per_second / by_count[1].tokens_per_second
-        doubt = ": hardly worth their price" if factor < _DOUBTFUL else ""
-        yield (
-            f"One device makes {_speed(by_count[1])}; {used} make {factor:.2g} times as many, as "
-            f"they share the host{doubt}."
-        )
-    elif used == 1 and count in by_count:
-        yield f"{count} devices make no more ({_speed(by_count[count])}): they share the host."
+        yield f"For float32 change first: {item.change}. Then {offer(plan, item)}."
 
 
 def _costs(plan: Plan, chosen: Option, wishes: Wishes) -> Iterator[str]:
@@ -339,58 +315,3 @@ def _used(plan: Plan, option: Option) -> str:
         return host
     device = f"{gib(need.device_bytes)} of {gib(hardware.device.memory.value)} on the device"
     return f"{device} (it fits with a chance of {need.chance(hardware):.0%}), {host}"
-
-
-def _riskier(plan: Plan) -> Iterator[str]:
-    """Yield settings that are faster or take more tokens a step, and may not fit."""
-    option, shown = plan.tight, plan.shown
-    if option is None or shown is None:
-        return
-    need = option.need
-    faster = option.tokens_per_second > shown.tokens_per_second
-    where = f"on {need.num_devices} devices, " if need.num_devices > 1 else ""
-    more = need.workload.tokens_per_step > shown.need.workload.tokens_per_step
-    with_more = f" with {_tokens(need.workload)} to a step" if more else ""
-    chance = "" if option.chance is None else f", it fits with a chance of {option.chance:.0%}"
-    yield (
-        f"{'Faster' if faster else 'More'}, but riskier: {where}{option.label}{with_more}: "
-        f"{_speed(option)}, {gib(need.device_bytes)} on the device{chance}."
-    )
-
-
-def _accumulation(plan: Plan, chosen: Option) -> Iterator[str]:
-    """Yield the cost of accumulation and its cause, where it is used or seems to help."""
-    work = plan.workload
-    gradient = gib(work.model_bytes)
-    if chosen.need.workload.accumulation > 1:
-        if chosen.need.num_devices > 1 and plan.parallel == "fsdp":
-            return  # a device adds up its own part of them
-        yield (
-            f"Its micro-batches cost a whole gradient, {gradient} on the device: autograd adds "
-            "each to .grad, so that none leaves before the last one."
-        )
-    elif work.batch_size * work.accumulation > 1 and plan.has_fewer_tokens:
-        yield (
-            "Smaller micro-batches would not do: accumulation keeps a whole gradient, "
-            f"{gradient}, on the device, since autograd adds each to .grad and none leaves before "
-            "the last."
-        )
-
-
-def _helps(plan: Plan) -> Iterator[str]:
-    """Yield the changes that would make the recommended setting faster."""
-    useful = [item for item in plan.improvements if item.helps][:_MOST_HELPS]
-    changes = [
-        f"{item.change}, {1 / (1 - (item.saved_share or 0.0)):.2g} times the speed"
-        for item in useful
-    ]
-    if changes:
-        yield f"What would help: {'; '.join(changes)}."
-
-
-def _offer(plan: Plan, item: Improvement) -> str:
-    one = " on one device" if item.num_devices < plan.hardware.total_devices else ""
-    offer = f"{item.setting} fits{one}: {item.tokens_per_second:,.0f} tokens/s"
-    if item.tokens < plan.workload.tokens_per_step:
-        offer += f", with {item.tokens:,} tokens to a step"
-    return offer

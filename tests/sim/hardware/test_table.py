@@ -162,6 +162,13 @@ def test_memory_stays_below_what_its_channels_carry(name):
     )
 
 
+@pytest.mark.parametrize("name", catalog.names("host"))
+def test_no_host_has_more_memory_than_it_takes(name):
+    host = find_host(name)
+    assert host.dram_bytes.value <= catalog.most_memory(host) <= 8 << 43
+    assert catalog.most_memory(replace(host, name="measured here")) is None
+
+
 def test_a_socket_of_epyc_7742_does_what_elixirs_cpu_adam_did():
     host = find_host("epyc-7742")
     reached = min(host.dram.value, host.cores * host.core_bandwidth.value) / 28

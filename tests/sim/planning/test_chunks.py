@@ -35,7 +35,8 @@ def machine(name, ram=128):
 
 
 def planned(work, hardware, **how):
-    return plan(work, hardware, **{"strategies": OURS, "draws": 0, **how})
+    """Return the plan of weights that stay on the device."""
+    return plan(work, hardware, **{"strategies": OURS, "draws": 0, "streams": False, **how})
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ def test_where_states_fit_the_host_only_when_rounded_a_drive_keeps_them_whole():
 
 def test_a_smaller_host_lets_fewer_gradients_wait_and_write_more():
     large, small = found(64, host_state="float32", state_on_drive=True), found(28)
-    assert small.shown is None or not small.shown.fits
+    assert small.recommended is small.on_drive
     assert small.on_drive.fits
     assert small.on_drive.need.queue_depth < large.on_drive.need.queue_depth
     wear = [made.on_drive.prediction.drive_written_bytes for made in (large, small)]
