@@ -210,7 +210,7 @@ STUDIES = (
             "link=pcie3-x16,pcie4-x16,pcie5-x16",
             "host=desktop-ddr4,desktop-ddr5,epyc-7742,epyc-9654",
         ],
-        {"gpu": "rtx4090", "host_ram": 256 * GIB},
+        {"gpu": "rtx4090", "host_ram": 128 * GIB},
         partial(
             answers.link_or_host, link="pcie4-x16", faster_link="pcie5-x16",
             host="desktop-ddr5", batch=_MICRO_BATCH["batch_size"],
