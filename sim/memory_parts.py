@@ -1,4 +1,4 @@
-"""Parts of a memory need, and the moment of a step at which a device holds most.
+"""Parts of a memory need: those of a device by the part of a step that needs them.
 
 Also the parts that systems other than the engine have in common: each system's own parts are in
 its schedule's file. Each device of several updates an equal part of the model, so that all hosts
@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from sim.hardware.profile import HardwareProfile
-from sim.models.activations import Activations
 from sim.models.workload import Workload
 
 FLOAT_BYTES = 4
@@ -22,6 +21,7 @@ STATE_BYTES = 3 * FLOAT_BYTES
 REDUCE_BUCKET = 500_000_000
 """Elements of DeepSpeed's default ``reduce_bucket_size``, one contiguous buffer without
 ``overlap_comm``."""
+DOUBLE_BYTES = 8
 ACTIVATION_BUFFERS = 2
 """Number of layers whose activations the device holds on their way to the host or back."""
 
@@ -58,6 +58,8 @@ class DeviceParts:
     """Bytes of gradients when backward ends."""
     gradients_at_step: float | None = None
     """Bytes of gradients that the step still needs; None is all there are when backward ends."""
+    copy_of_largest: float = 0.0
+    """Bytes of a copy in higher precision that the largest gradient takes while it leaves."""
     trains_tables: bool = True
     """Whether embeddings and output layers get gradients."""
     logits_share: float = 1.0
@@ -140,7 +142,20 @@ class SystemCase:
             gradients_after=leaving if after is None else after,
         )
 
-    def deepspeed_device(self, *more: Part, buckets: int = 1) -> DeviceParts:
+    @property
+    def largest(self) -> int:
+        """Number of elements of the largest parameter."""
+        return max(parameter.numel for parameter in self.workload.parameters)
+
+    @property
+    def largest_inner(self) -> int:
+        """Number of elements of the largest parameter of the layers between the tables."""
+        inner = [layer for layer in self.workload.distinct_layers if layer.is_inner]
+        return max((p.numel for layer in inner for p in layer.parameters), default=0)
+
+    def deepspeed_device(
+        self, *more: Part, buckets: int = 1, takes_norms: bool = False
+    ) -> DeviceParts:
         """Return the parts of a device under DeepSpeed, ZeRO stage 2 with offload.
 
         Gradients are reduced in a bucket and leave with every micro-batch, so none is kept whole.
@@ -148,12 +163,21 @@ class SystemCase:
         Args:
             more: Parts beside the weights.
             buckets: Number of buckets, each of DeepSpeed's default size.
+            takes_norms: Whether each gradient's norm is taken before it leaves, on a copy in
+                float64 (deepspeed/runtime/zero/stage_1_and_2.py,
+                `set_norm_for_param_grad_in_gpu`). The float32 copy that leaves is half as large,
+                and comes after that one. A device takes the part of the tensor that it updates.
         """
         bucket = REDUCE_BUCKET * self.size
-        leaving = min(self.in_flight, bucket) + buckets * bucket
-        largest = max(parameter.numel for parameter in self.workload.parameters) * self.size
+        leaving, copy = min(self.in_flight, bucket) + buckets * bucket, 0.0
+        if takes_norms:
+            own = self.params / self.total
+            leaving += DOUBLE_BYTES * min(self.largest_inner, own)
+            copy = DOUBLE_BYTES * (min(self.largest, own) - min(self.largest_inner, own))
+        largest = self.largest * self.size
         adding = Part("gradient to add to", "device", largest, "of the largest parameter")
-        return replace(self.device(*more, adding, in_flight=leaving), gradients_before=0.0)
+        device = self.device(*more, adding, in_flight=leaving)
+        return replace(device, gradients_before=0.0, copy_of_largest=copy)
 
     def pinned(self, name: str, bytes_each: float) -> list[Part]:
         """Return a pinned buffer of each device's part of the model, with its rounding."""
@@ -178,75 +202,6 @@ class SystemCase:
 def zero_offload_parts(case: SystemCase) -> SystemParts:
     """Return the parts of a system that keeps all state on the host."""
     return case.device(), case.offloaded()
-
-
-def fullest(workload: Workload, device: DeviceParts) -> tuple[str, list[Part]]:
-    """Return the moment of a step at which a device is fullest, and what it holds then.
-
-    In backward activations go as gradients come, at about the same rate, so that one of its two
-    ends is fullest.
-    """
-    moments = _passes(Activations(workload), device)
-    held = {name: [*device.passes, *parts] for name, parts in moments.items()}
-    after, at_step = device.gradients_after, device.gradients_at_step
-    gradients = Part("gradients", "device", after if at_step is None else at_step)
-    held["step"] = [gradients, *device.step]
-    totals = {name: sum(part.num_bytes for part in parts) for name, parts in held.items()}
-    moment = max(totals, key=totals.__getitem__)
-    return moment, [*device.always, *held[moment]]
-
-
-def _passes(counts: Activations, device: DeviceParts) -> dict[str, list[Part]]:
-    """Return the parts of the passes beside `DeviceParts.passes`, at their fullest moments."""
-    whole, layer = _kept(counts, device.layer_activations)
-    buffers = Part(
-        "activation buffers", "device", ACTIVATION_BUFFERS * max(counts.leaving_bytes())
-    )
-    share = 1.0 if counts.chunks_logits else device.logits_share
-    logits = share * (counts.kept_bytes()[-1] + counts.loss_bytes())
-    before, after = device.gradients_before, device.gradients_after
-    again = counts.recomputed_bytes()
-    inside = [
-        Part("recomputed layer", "device", again + device.layer_activations if again else 0.0),
-        Part("activations' gradients", "device", counts.gradient_bytes(), "of one layer"),
-    ]
-    tied = counts.workload.tied_bytes() if device.trains_tables else 0.0
-    return {
-        "loss": [
-            Part("activations", "device", whole),
-            buffers,
-            Part("logits and loss", "device", logits),
-            Part("gradients", "device", before),
-        ],
-        "start of backward": [
-            Part("activations", "device", whole),
-            buffers,
-            Part("gradients", "device", min(before + device.in_flight, max(before, after))),
-            *inside,
-        ],
-        "end of backward": [
-            Part("activations", "device", layer),
-            Part("gradients", "device", after),
-            Part("tied table's gradients", "device", tied, "before they are added"),
-            *inside,
-        ],
-    }
-
-
-def _kept(counts: Activations, change: float) -> tuple[float, float]:
-    """Return the bytes of kept activations when backward starts, and when it ends.
-
-    Args:
-        counts: Activations of what a step computes.
-        change: Bytes by which a layer keeps more where it is not recomputed.
-    """
-    workload, again = counts.workload, counts.workload.recomputed
-    whole, layer = sum(counts.kept_bytes()[:-1]), counts.kept_at_the_end()
-    whole += change * sum(
-        each.is_inner and not redone for each, redone in zip(workload.layers, again, strict=True)
-    )
-    layer += 0.0 if any(again) else change  # a recomputed layer keeps its input in any case
-    return max(0.0, whole - sum(counts.leaving_bytes())), layer
 
 
 def rounded(num_bytes: float) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import NormalDist
 
-SPREAD = 0.21
+SPREAD = 0.20
 """Standard deviation of the factor's logarithm, from the published cases (`zenflow study
 published`)."""
 LIKELY = 0.9

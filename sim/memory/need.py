@@ -15,7 +15,8 @@ from sim.hardware.profile import HardwareProfile
 from sim.memory.chance import chance_to_fit, likely_need
 from sim.memory.engine import engine_memory
 from sim.memory.engine_parts import Visiting, engine_device_parts, engine_host_parts
-from sim.memory_parts import PLACES, Part, SystemCase, fullest, gib
+from sim.memory.moments import cached_bytes, fullest, moments_of
+from sim.memory_parts import PLACES, Part, SystemCase, gib
 from sim.models.activations import Activations
 from sim.models.workload import Workload
 from sim.simulate import Strategy
@@ -95,6 +96,8 @@ class MemoryNeed:
     room for; 1 where the strategy has no queue."""
     parts: tuple[Part, ...]
     """Bytes by place and purpose."""
+    cached_bytes: float = 0.0
+    """Bytes that PyTorch's allocator holds besides where there is room, and can do without."""
     moment: str
     """Moment of a step at which the device is fullest: loss, backward or step."""
 
@@ -110,12 +113,13 @@ class MemoryNeed:
     @property
     def allocated_bytes(self) -> float:
         """Bytes of one device's tensors at its fullest."""
-        return self.reserved_bytes - self._bytes_named(_RESERVE)
+        return self.reserved_bytes - self.cached_bytes - self._bytes_named(_RESERVE)
 
     @property
     def reserved_bytes(self) -> float:
         """Bytes of one device that PyTorch's allocator holds at its fullest."""
-        return self.device_bytes - self._bytes_named(_FRAMEWORK, _COLLECTIVES)
+        own = self.device_bytes - self._bytes_named(_FRAMEWORK, _COLLECTIVES)
+        return own + self.cached_bytes
 
     def _bytes_named(self, *names: str) -> float:
         return sum(
@@ -315,7 +319,8 @@ def memory_of(
         options = system.options(strategy.options)
         case = SystemCase(workload=workload, hardware=hardware, options=options)
         device, host = system.memory(case)
-    moment, parts = fullest(workload, device)
+    held = moments_of(workload, device)
+    moment, parts = fullest(workload, device, held)
     count, total = hardware.num_devices, hardware.total_devices
     fixed = []
     if not hardware.device.is_cpu:
@@ -333,5 +338,6 @@ def memory_of(
         num_devices=total,
         queue_depth=depth,
         parts=tuple(part for part in (*parts, *host, *fixed) if part.num_bytes > 0),
+        cached_bytes=cached_bytes(workload, device, held),
         moment=moment,
     )

@@ -20,6 +20,7 @@ LOSS_PARTS = 8
 modules/loss/ce_chunked_output_loss.py)."""
 CHUNK_LOGITS = 1 << 25
 """Largest number of logits of a chunk in `zenflow train --chunked-loss`: 128 MiB in float32."""
+_FLOAT_BYTES = 4
 _RESIDENT_LAYERS = 2
 """Number of the last layers whose activations stay on the device: backward needs them first."""
 
@@ -212,6 +213,18 @@ class Activations:
         parts = math.ceil(work.vocabulary / work.hidden)
         chunk = min(work.tokens, 1 << (math.ceil(work.tokens / parts) - 1).bit_length())
         return float(size * (chunk * work.vocabulary + work.tokens * work.hidden))
+
+    def idle_bytes(self) -> float:
+        """Return the largest bytes that the loss leaves to the allocator, and can't use again.
+
+        A loss in float32 casts 16-bit logits and lets go of them. Tensors of float32 that come
+        later don't fit their block.
+        """
+        work = self.workload
+        if self._loss != "float32" or work.dtype_bytes == _FLOAT_BYTES:
+            return 0.0
+        parts = LOSS_PARTS if work.loss == "parts" else 1
+        return work.dtype_bytes * work.tokens * work.vocabulary / parts
 
     def recomputed_bytes(self) -> float:
         """Return the bytes of one layer's recomputation, beside what the layer keeps.

@@ -78,8 +78,10 @@ def outcome_of(row: Mapping[str, Any]) -> MemoryOutcome:
 
 
 def _in_scope(need: MemoryNeed, case: MemoryCase) -> float:
-    if case.peak is None or case.scope == "device":
+    if case.peak is None:
         return need.device_bytes
+    if case.scope == "device":
+        return need.device_bytes + need.cached_bytes
     return need.allocated_bytes if case.scope == "allocated" else need.reserved_bytes
 
 

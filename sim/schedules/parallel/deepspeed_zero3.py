@@ -13,6 +13,7 @@ import simpy
 
 from sim.machine import Machine, Process
 from sim.memory_parts import (
+    DOUBLE_BYTES,
     FLOAT_BYTES,
     REDUCE_BUCKET,
     STATE_BYTES,
@@ -40,6 +41,8 @@ sooner stay whole."""
 _PREFETCHED = 50_000_000
 """Elements of DeepSpeed's default ``stage3_prefetch_bucket_size``: so many are gathered ahead, in
 one all-gather."""
+_NORM_BUFFER = 250_000_000
+"""Elements of which DeepSpeed takes a norm at a time."""
 
 
 class DeepSpeedZero3(FullyShardedDataParallel):
@@ -185,6 +188,9 @@ def _memory(case: SystemCase) -> SystemParts:
     whole = min(case.params, _REUSE_DISTANCE / 2 + largest + _PREFETCHED)
     bucket = float(options["bucket_elements"] * size)
     leaving = size * min(case.params, largest) + min(case.in_flight, bucket)
+    inner = 0.0 if on_device else _copied(case, case.largest_inner)
+    table = 0.0 if on_device else _copied(case, case.largest)
+    leaving += inner
     own = 0.0 if options["offload"] == "all" else size * share
     device = DeviceParts(
         always=[
@@ -195,6 +201,7 @@ def _memory(case: SystemCase) -> SystemParts:
         in_flight=leaving,
         gradients_after=leaving,
         gradients_at_step=0.0,
+        copy_of_largest=table - inner,
     )
     if not on_device:
         return device, _host(case)
@@ -204,6 +211,17 @@ def _memory(case: SystemCase) -> SystemParts:
     ]
     step = step_parts(case, min(share, options["sub_group_elements"]), kept=0.0)
     return replace(device, always=[*device.always, *states], step=step), []
+
+
+def _copied(case: SystemCase, numel: int) -> float:
+    """Return the bytes of a gradient's copies on its way to the host, one at a time.
+
+    A device has a part of each parameter. Its norm is taken on a copy in float64, of so many
+    elements at most (deepspeed/runtime/zero/stage3.py, `_constant_buffered_norm2`). Then it is
+    cast to float32 on the device.
+    """
+    share = numel / case.total
+    return max(DOUBLE_BYTES * min(share, _NORM_BUFFER), FLOAT_BYTES * share)
 
 
 def _host(case: SystemCase) -> list[Part]:

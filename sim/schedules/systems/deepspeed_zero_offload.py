@@ -144,7 +144,7 @@ def _memory(case: SystemCase) -> SystemParts:
     if case.workload.accumulation > 1:
         host += case.pinned("accumulators", case.size)
     buckets = 2 if case.options["overlap_comm"] else 1
-    return case.deepspeed_device(buckets=buckets), host
+    return case.deepspeed_device(buckets=buckets, takes_norms=True), host
 
 
 DEEPSPEED_ZERO_OFFLOAD = System(

@@ -3,13 +3,13 @@
 import pytest
 
 from sim.hardware.catalog import find_machine
+from sim.memory.moments import fullest
 from sim.memory.need import memory_of
 from sim.memory_parts import (
     REDUCE_BUCKET,
     DeviceParts,
     Part,
     SystemCase,
-    fullest,
 )
 from sim.models.activations import Activations
 from sim.models.table import find_model

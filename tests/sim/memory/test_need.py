@@ -6,8 +6,9 @@ import pytest
 
 from sim.hardware.catalog import find_machine
 from sim.memory.engine import engine_memory
+from sim.memory.moments import fullest
 from sim.memory.need import ALLOCATOR_SHARE, CONTEXT_BYTES, memory_of
-from sim.memory_parts import DeviceParts, Part, fullest
+from sim.memory_parts import DeviceParts, Part
 from sim.models.activations import Activations
 from sim.models.table import find_model
 from sim.models.work import Work

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from sim.hardware.catalog import find_machine
+from sim.memory.moments import fullest
 from sim.memory.need import memory_of
-from sim.memory_parts import DeviceParts, fullest
+from sim.memory_parts import DeviceParts
 from sim.models.activations import Activations
 from sim.models.table import find_model
 from sim.models.workload import Workload
