@@ -164,17 +164,17 @@ class Chooser:
     def choose(self) -> Choice:
         """Return the setting to use.
 
-        Fewer sequences to a step are tried only where nothing fits with those asked for, presets
-        to compare with only where no other fits, and shorter sequences only where nothing may fit
-        otherwise.
+        Fewer sequences to a step are tried only where nothing fits with those asked for, and
+        shorter sequences only where nothing may fit otherwise. Presets to compare with are for
+        those who ask for no other.
         """
         asked = self.workload.sequence
         whole = [work for work in self.works if work.sequence == asked]
+        ours, baselines = groups_of(self._names)
         for works in (whole, self.works[len(whole) :]):
-            for names in groups_of(self._names):
-                for work in works:
-                    if (choice := self._recommended(work, names)) is not None:
-                        return choice
+            for work in works:
+                if (choice := self._recommended(work, ours or baselines)) is not None:
+                    return choice
             if (choice := self._likeliest(works)) is not None:
                 return choice
         return Choice()

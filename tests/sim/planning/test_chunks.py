@@ -46,7 +46,7 @@ def on_24_gb(simulated_once):
 
 @pytest.fixture(scope="module")
 def on_32_gb(simulated_once):
-    return planned(workload(), machine("rtx5090-desktop"))
+    return planned(workload(batch_size=5), machine("rtx5090-desktop"))
 
 
 def test_an_8b_model_on_24_gb_is_as_likely_to_fit_in_chunks_and_twice_as_fast(on_24_gb):
@@ -63,7 +63,7 @@ def test_an_8b_model_on_24_gb_is_as_likely_to_fit_in_chunks_and_twice_as_fast(on
 
 def test_the_step_as_asked_for_is_recommended_in_chunks_where_less_of_it_fits_whole(on_32_gb):
     chosen, before = on_32_gb.recommended, on_32_gb.without_chunks
-    assert chosen.need.workload.tokens_per_step == 4 * 1024
+    assert chosen.need.workload.tokens_per_step == 5 * 1024
     assert chosen.need.workload.loss == "chunks"
     assert before.need.workload.tokens_per_step == 3 * 1024
     assert chosen.tokens_per_second > FASTER * before.tokens_per_second
@@ -174,7 +174,7 @@ def test_a_loss_in_chunks_is_predicted_to_take_as_long(name):
 
 
 def test_presets_to_compare_with_are_not_recommended_for_being_in_chunks():
-    found = planned(workload(), machine("rtx3090-desktop"))
+    found = planned(workload("qwen3-8b"), machine("rtx3090-desktop"))
     assert found.without_chunks.strategy.name == found.shown.strategy.name == "zenflow"
 
 

@@ -41,7 +41,7 @@ def plans(simulated_once):
     h100 = find_machine("hgx-h100")
     asked = {
         "8b, 128": ("llama-3.1-8b", desktop(128)),
-        "8b, 64": ("llama-3.1-8b", desktop(64)),
+        "8b, 64": ("qwen3-8b", desktop(64)),
         "1.5b, 3090": ("qwen2.5-1.5b", find_machine("rtx3090-desktop")),
         "70b on eight": ("meta-llama/Llama-3.3-70B-Instruct", h100),
         "14b on eight": ("qwen2.5-14b", h100),
@@ -60,7 +60,7 @@ def plans(simulated_once):
 @pytest.fixture(scope="module")
 def with_whole_logits(simulated_once):
     """Return the plan of an 8B model on a host of 128 GB, its loss in chunks refused."""
-    return plan(workload("llama-3.1-8b"), desktop(128), strategies=OURS, chunked_loss=False)
+    return plan(workload("qwen3-8b"), desktop(128), strategies=OURS, chunked_loss=False)
 
 
 WITH_AN_ANSWER = ("8b, 128", "1.5b, 3090", "14b on eight")
@@ -127,7 +127,7 @@ def test_what_is_recommended_fits_with_a_chance_of_ninety_percent(plans, name):
 
 def test_the_likeliest_is_shown_and_not_recommended_where_nothing_is_likely_to_fit():
     machine = find_machine("rtx3090-desktop").with_values({"host.dram_bytes": 128 * GIB})
-    found = plan(workload("llama-3.1-8b"), machine, strategies=OURS, draws=0, chunked_loss=False,
+    found = plan(workload("qwen3-8b"), machine, strategies=OURS, draws=0, chunked_loss=False,
                  streams=False)  # fmt: skip
     assert found.recommended is None
     shown = found.likeliest
@@ -153,7 +153,7 @@ def test_checkpointing_is_looked_at_where_it_is_not_said():
 
 
 def test_more_of_the_hosts_memory_comes_before_another_device(with_whole_logits):
-    found = plan(workload("llama-3.1-8b"), desktop(64), strategies=OURS, host_state="float32",
+    found = plan(workload("qwen3-8b"), desktop(64), strategies=OURS, host_state="float32",
                  state_on_drive=False)  # fmt: skip
     assert found.recommended is found.without_compact is None
     first = found.improvements[0]
