@@ -308,6 +308,6 @@ class Search:
 
 
 def groups_of(names: Collection[str]) -> tuple[list[str], list[str]]:
-    """Return the presets to recommend, then the baselines, which are for those who ask for no other."""
+    """Return the presets to recommend, and the baselines, for those who ask for no other."""
     others = [name for name in names if name not in BASELINES]
     return others, [name for name in names if name in BASELINES]
