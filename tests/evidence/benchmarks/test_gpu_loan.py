@@ -298,7 +298,7 @@ def test_the_plan_says_what_to_carry_and_what_to_type(capsys):
 
 
 def test_the_commit_of_a_copy_without_a_repository_is_the_one_that_is_told(monkeypatch):
-    from experiments.output import commit
+    from zenflow import commit
 
     monkeypatch.setattr(commit, "describe", lambda root: None)
     monkeypatch.setenv(commit.TOLD, "0123456789ab")

@@ -20,7 +20,7 @@ def settings_of(monkeypatch):
     seen = []
     monkeypatch.setattr(
         "experiments.training.run.launch.launch",
-        lambda found, folder, **_: seen.append(found) or 0,
+        lambda found, folder, **_: (seen.append(found) or 0, {}),
     )
     monkeypatch.chdir("/")
 

@@ -190,7 +190,7 @@ def test_an_error_of_any_other_kind_is_saved_before_too(tmp_path, flags, broken)
 
     out = tmp_path / "run"
     broken(6, no_memory)
-    said = ended(1, "--out", out, *flags, "--steps", "8")
+    said = ended(3, "--out", out, *flags, "--steps", "8")
     assert "memory is too small for this run (no memory)" in said
     assert "Everything up to step 5 is saved" in said
     broken(0)
