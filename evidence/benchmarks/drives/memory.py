@@ -4,8 +4,8 @@
 
 A process makes a model, computes once, and is then capped by a control group of Linux. The cap is
 the memory that the process has by then, and a quarter of AdamW's states. Into that quarter have to
-fit the buffers of the drive, and all that no plan counts. In the case "all", which has gradients of
-eight bits, gradients and uploads have to fit in too; else they have room of their own, by the
+fit the buffers of the drive, and all that no plan counts. In the case "all", which has gradients
+of eight bits, gradients and uploads have to fit in too; else they have room of their own, by the
 optimizer's plan. A second process has the states in memory, without a cap, and the two take turns.
 A third one has the states in memory under the cap, and is killed by the system.
 
