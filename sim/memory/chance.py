@@ -27,7 +27,7 @@ def chance_to_fit(need: float, room: float, spread: float = SPREAD) -> float:
 
     Examples:
         >>> round(chance_to_fit(need=70e9, room=80e9), 2)
-        0.74
+        0.75
     """
     return NormalDist(sigma=spread).cdf(math.log(room / need))
 

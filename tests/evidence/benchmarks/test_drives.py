@@ -26,6 +26,7 @@ def cap():
 
 
 def fill(there):
+    there.send("all is imported")
     there.recv()
     memory = bytearray(1 << 26)
     for first in range(0, len(memory), 1 << 12):
@@ -39,6 +40,7 @@ def test_a_process_that_takes_more_than_its_cap_is_killed(cap, allowed, code):
     here, there = fresh.Pipe()
     process = fresh.Process(target=fill, args=(there,))
     process.start()
+    here.recv()
     cap.take(process.pid)
     cap.limit(cap.used + allowed)
     here.send("begin")
