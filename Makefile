@@ -164,7 +164,6 @@ bench: $(READY_RUN)
 	$(PY) -m evidence.benchmarks.host_update
 	$(PY) -m evidence.benchmarks.host_memory
 	$(PY) -m evidence.benchmarks.drives.memory
-	$(PY) -m evidence.benchmarks.drives.memory --case all
 	$(PY) -m evidence.benchmarks.drives.infinity
 	$(PY) -m evidence.benchmarks.host_optimizers
 	$(PY) -m evidence.benchmarks.step_overhead

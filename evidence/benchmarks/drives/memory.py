@@ -1,13 +1,12 @@
 """Memory of a training with states on a drive, under a cap with room for a quarter of the states.
 
-    python -m evidence.benchmarks.drives.memory [--case all] [--folder DIR] [--out FILE]
+    python -m evidence.benchmarks.drives.memory [--folder DIR] [--out FILE]
 
 A process makes a model, computes once, and is then capped by a control group of Linux. The cap is
-the memory that the process has by then, and a quarter of AdamW's states. Into that quarter have to
-fit the buffers of the drive, and all that no plan counts. In the case "all", which has gradients
-of eight bits, gradients and uploads have to fit in too; else they have room of their own, by the
-optimizer's plan. A second process has the states in memory, without a cap, and the two take turns.
-A third one has the states in memory under the cap, and is killed by the system.
+the memory that the process has by then, that of gradients and uploads by the optimizer's plan, and
+a quarter of AdamW's states. Buffers of the drive, and all that no plan counts, have to fit into
+that quarter. A second process has the states in memory, without a cap, and the two take turns. A
+third one has the states in memory under the cap, and is killed by the system.
 
 A CPU plays the device, whose temporaries are then in the capped memory too. The C library is told
 to give memory of more than a megabyte back at once, in all three processes.
@@ -23,7 +22,6 @@ import multiprocessing
 import os
 import statistics
 import tempfile
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,39 +39,9 @@ from zenflow import MemoryPlan, ZenFlowConfig
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A training under a cap."""
-
-    small: Small
-    rates: Rates
-    knobs: Mapping[str, Any]
-    """Settings of the update rule."""
-    is_all: bool
-    """Whether gradients and uploads have to fit into the quarter too."""
-
-    @property
-    def config(self) -> ZenFlowConfig:
-        """Update rule."""
-        return ZenFlowConfig(topk_ratio=0.0, **self.knobs)
-
-
-CASES: Mapping[str, Case] = {
-    "states": Case(
-        small=Small(layers=24, width=2048, seconds=0.05),
-        rates=Rates(read=200e6, write=200e6),
-        knobs={"queue_depth": 4},
-        is_all=False,
-    ),
-    "all": Case(
-        small=Small(layers=192, width=2048, seconds=0.002),
-        rates=Rates(read=600e6, write=600e6),
-        knobs={"queue_depth": 2, "gradient_link": "e4m3"},
-        is_all=True,
-    ),
-}
-"""Cases by the part of the optimizer that has to fit into a quarter of the states."""
+SMALL = Small(layers=24, width=2048, seconds=0.05)
+RATES = Rates(read=200e6, write=200e6)
+KNOBS: dict[str, Any] = {"topk_ratio": 0.0, "queue_depth": 4}
 STATE_BYTES = 12
 """Bytes of float32 state of a parameter."""
 SHARE = 0.25
@@ -86,18 +54,19 @@ _PATIENCE = 600.0
 """Seconds to wait for a process."""
 
 
-def _train(there: Connection, case: Case, state_dir: str | None) -> None:
+def _train(there: Connection, small: Small, rates: Rates, state_dir: str | None) -> None:
     """Be a process that trains; it says when it is ready, and then takes turns."""
     there.recv()  # once the process is in its group
-    model = case.small.module()
-    pass_of(model, case.small.width)
+    model = small.module()
+    pass_of(model, small.width)
     model.zero_grad()
     there.send("ready")
     there.recv()  # once the group has its cap
-    with slowed_drive(case.rates):
-        run = Run(case.small, case.config, model=model, state_dir=state_dir)
+    config = ZenFlowConfig(**KNOBS)
+    with slowed_drive(rates):
+        run = Run(small, config, model=model, state_dir=state_dir)
         while there.recv() == "turn":
-            there.send((run.turn(case.config.update_interval), run.update_seconds()))
+            there.send((run.turn(config.update_interval), run.update_seconds()))
         there.send(run.optimizer.memory.host_bytes)
         run.close()
 
@@ -106,7 +75,8 @@ def _train(there: Connection, case: Case, state_dir: str | None) -> None:
 class Process:
     """A process that trains in a group of its own. `close` ends it."""
 
-    case: Case
+    small: Small
+    rates: Rates
     share: float | None
     """Part of the states' bytes for which its cap has room; None for no cap."""
     state_dir: str | None
@@ -122,7 +92,7 @@ class Process:
         """Start the process, and cap it once it has a model."""
         fresh = multiprocessing.get_context("spawn")
         self._there, its = fresh.Pipe()
-        own = (its, self.case, self.state_dir)
+        own = (its, self.small, self.rates, self.state_dir)
         self._process = fresh.Process(target=_train, args=own, daemon=True)
         self._process.start()
         its.close()
@@ -131,7 +101,7 @@ class Process:
         self._hear()
         self.before = self.cap.used
         if self.share is not None:
-            self.cap.limit(self.before + allowed(self.case, self.share))
+            self.cap.limit(self.before + allowed(self.small, self.share))
         self._there.send("capped")
 
     def turn(self) -> float:
@@ -161,18 +131,17 @@ class Process:
         self.cap.close()
 
 
-def plan_of(case: Case) -> MemoryPlan:
+def plan_of(small: Small) -> MemoryPlan:
     """Return the plan of the optimizer's memory, with states on a drive."""
-    shapes = [(case.small.width, case.small.width)] * case.small.layers
-    return engine_memory(shapes, case.config, 2, on_drive=True).plan(has_ring=False)
+    shapes = [(small.width, small.width)] * small.layers
+    return engine_memory(shapes, ZenFlowConfig(**KNOBS), 2, on_drive=True).plan(has_ring=False)
 
 
-def allowed(case: Case, share: float) -> int:
+def allowed(small: Small, share: float) -> int:
     """Return the bytes that a cap leaves to the optimizer: a share of the states, and the rest."""
-    plan, small, rest = plan_of(case), case.small, 0
-    if not case.is_all:
-        beside = plan.device_extra_bytes + plan.device_ring_bytes + 2 * small.width**2
-        rest = plan.host_bytes - plan.buffer_bytes + beside
+    plan = plan_of(small)
+    beside = plan.device_extra_bytes + plan.device_ring_bytes + 2 * small.width**2
+    rest = plan.host_bytes - plan.buffer_bytes + beside
     return int(rest + share * STATE_BYTES * small.num_params)
 
 
@@ -188,13 +157,13 @@ def is_killed(process: Process) -> bool:
     return False
 
 
-def measure(case: Case, folder: Path, rounds: int) -> dict[str, Any]:
+def measure(small: Small, rates: Rates, folder: Path, rounds: int) -> dict[str, Any]:
     """Return step times and memory of both processes, and whether the third one is killed."""
     with ExitStack() as ending:
         ending.enter_context(mock.patch.dict(os.environ, _GIVEN_BACK))
         state_dir = ending.enter_context(tempfile.TemporaryDirectory(dir=folder))
-        on_drive = Process(case, SHARE, state_dir)
-        in_memory = Process(case, None, None)
+        on_drive = Process(small, rates, SHARE, state_dir)
+        in_memory = Process(small, rates, None, None)
         for process in (on_drive, in_memory):
             process.begin()
             ending.callback(process.close)
@@ -202,8 +171,8 @@ def measure(case: Case, folder: Path, rounds: int) -> dict[str, Any]:
         taken = take_turns(turns, rounds, 1)
         alone = statistics.median(taken["in memory"])
         slower = [b / a for a, b in zip(*taken.values(), strict=True)]
-        strategy = Strategy.of("zenflow", state_on_drive=True, topk_ratio=0.0, **case.knobs)
-        found = predicted(case.small, strategy, case.rates, alone=alone, update=in_memory.update)
+        strategy = Strategy.of("zenflow", state_on_drive=True, **KNOBS)
+        found = predicted(small, strategy, rates, alone=alone, update=in_memory.update)
         memory = {
             name: {
                 "before": process.before,
@@ -212,12 +181,12 @@ def measure(case: Case, folder: Path, rounds: int) -> dict[str, Any]:
             }
             for name, process in (("in memory", in_memory), ("on a drive", on_drive))
         }
-        killed = is_killed(Process(case, SHARE, None))
+        killed = is_killed(Process(small, rates, SHARE, None))
     return {
-        "params": case.small.num_params,
-        "state_bytes": STATE_BYTES * case.small.num_params,
-        "cap": allowed(case, SHARE),
-        "buffers": plan_of(case).buffer_bytes,
+        "params": small.num_params,
+        "state_bytes": STATE_BYTES * small.num_params,
+        "cap": allowed(small, SHARE),
+        "buffers": plan_of(small).buffer_bytes,
         "memory": memory,
         "step_seconds": {name: spread(own) for name, own in taken.items()},
         "slower": spread(slower),
@@ -257,14 +226,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=Path(), help="folder on a local drive")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--case", choices=CASES, default="states")
     parser.add_argument("--out", type=Path, help="JSON file for the record")
     options = parser.parse_args()
-    case = CASES[options.case]
-    found = measure(case, options.folder, options.rounds)
+    found = measure(SMALL, RATES, options.folder, options.rounds)
     print(table(found))
     if options.out is not None:
-        facts = {"knobs": dict(case.knobs), "read": case.rates.read, "write": case.rates.write}
+        facts = {"knobs": KNOBS, "read": RATES.read, "write": RATES.write}
         write_json(options.out, {**setting(**facts), **found})
 
 
