@@ -170,12 +170,17 @@ def simulated_once() -> Iterator[None]:
 
 @pytest.fixture
 def state_dir(tmp_path: Path) -> Iterator[Path]:
-    """Return an empty folder that is on a drive, also where /tmp is in memory."""
+    """Return an empty folder that is on a drive, also where /tmp is in memory.
+
+    The folder that it is in goes with it.
+    """
     from zenflow.drive.disk import file_system
 
     for parent in (tmp_path, Path(__file__).parents[1]):
         if file_system(parent) not in ("tmpfs", "ramfs"):
             with tempfile.TemporaryDirectory(dir=parent, prefix=".states-") as folder:
-                yield Path(folder)
+                own = Path(folder, "states")
+                own.mkdir()
+                yield own
             return
     pytest.skip("no folder on a drive is known")

@@ -32,8 +32,7 @@ def test_a_run_with_a_drive_leaves_equal_weights_and_goes_on(tmp_path, flags, st
     out = trained(
         tmp_path / "run", *flags, "--steps", 4, "--state-dir", state_dir, "--drive-tbw", 600
     )
-    (state_dir.parent / "moved").mkdir()
-    moved = shutil.copytree(state_dir, state_dir.parent / "moved" / "states")
+    moved = shutil.copytree(state_dir, state_dir.with_name("moved"))
     ended(0, "--resume", out, "--steps", 6, "--state-dir", moved)
     assert are_equal(out, plain)
     assert sum(row["drive_read_bytes"] for row in steps(out)) > 0
