@@ -1,15 +1,17 @@
-"""Memory of a training with states on a drive, under a cap with room for a quarter of the states.
+"""Memory of a training with states on a drive, under a cap of a quarter of the states.
 
     python -m evidence.benchmarks.drives.memory [--folder DIR] [--out FILE]
 
 A process makes a model, computes once, and is then capped by a control group of Linux. The cap is
-the memory that the process has by then, that of gradients and uploads by the optimizer's plan, and
-a quarter of AdamW's states. Buffers of the drive, and all that no plan counts, have to fit into
-that quarter. A second process has the states in memory, without a cap, and the two take turns. A
-third one has the states in memory under the cap, and is killed by the system.
+the memory that the process has by then, and a quarter of AdamW's states. All that the optimizer
+adds to the host's memory has to fit into that quarter: buffers of the drive, gradients that wait,
+uploads, and all that no plan counts. A second process has the states in memory, without a cap, and
+the two take turns. A third one has the states in memory under the cap, and is killed by the system.
 
-A CPU plays the device, whose temporaries are then in the capped memory too. The C library is told
-to give memory of more than a megabyte back at once, in all three processes.
+A CPU plays a GPU, whose memory is then in the capped memory too. So the cap has further room for
+the device's part of the optimizer's plan, the ring of gradients on their way to the host among it,
+and for one layer's gradient. The C library is told to give memory of more than a megabyte back at
+once, in all three processes.
 
 The drive is a real one that is slowed, and layers sleep in the place of compute: see `small`. The
 simulator says of this setting that the drive is hidden.
@@ -18,6 +20,7 @@ simulator says of this setting that the drive is hidden.
 from __future__ import annotations
 
 import argparse
+import importlib
 import multiprocessing
 import os
 import statistics
@@ -29,7 +32,16 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from evidence.benchmarks.drives.cap import MemoryCap
-from evidence.benchmarks.drives.small import Rates, Run, Small, pass_of, predicted, slowed_drive
+from evidence.benchmarks.drives.small import (
+    Rates,
+    Run,
+    Small,
+    extents_of,
+    pass_of,
+    predicted,
+    slowed_drive,
+)
+from evidence.benchmarks.interpreter.played_gpu import played_gpu
 from evidence.benchmarks.record import setting, spread, take_turns
 from experiments.output.files import write_json
 from sim.memory.engine import engine_memory
@@ -39,9 +51,13 @@ from zenflow import MemoryPlan, ZenFlowConfig
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-SMALL = Small(layers=24, width=2048, seconds=0.05)
-RATES = Rates(read=200e6, write=200e6)
-KNOBS: dict[str, Any] = {"topk_ratio": 0.0, "queue_depth": 4}
+SMALL = Small(layers=96, width=1024, seconds=0.0125)
+EXTENT = 1 << 16
+"""Elements of an extent, so that all buffers have a small share of the states."""
+RATES = Rates(read=250e6, write=250e6)
+KNOBS: dict[str, Any] = {
+    "topk_ratio": 0.0, "update_interval": 4, "queue_depth": 2, "gradient_link": "e4m3",
+}  # fmt: skip
 STATE_BYTES = 12
 """Bytes of float32 state of a parameter."""
 SHARE = 0.25
@@ -57,13 +73,14 @@ _PATIENCE = 600.0
 def _train(there: Connection, small: Small, rates: Rates, state_dir: str | None) -> None:
     """Be a process that trains; it says when it is ready, and then takes turns."""
     there.recv()  # once the process is in its group
+    importlib.import_module("torch._dynamo")  # which torch imports for the first optimizer
     model = small.module()
     pass_of(model, small.width)
     model.zero_grad()
     there.send("ready")
     there.recv()  # once the group has its cap
     config = ZenFlowConfig(**KNOBS)
-    with slowed_drive(rates):
+    with played_gpu(trains=True), extents_of(EXTENT), slowed_drive(rates):
         run = Run(small, config, model=model, state_dir=state_dir)
         while there.recv() == "turn":
             there.send((run.turn(config.update_interval), run.update_seconds()))
@@ -134,15 +151,20 @@ class Process:
 def plan_of(small: Small) -> MemoryPlan:
     """Return the plan of the optimizer's memory, with states on a drive."""
     shapes = [(small.width, small.width)] * small.layers
-    return engine_memory(shapes, ZenFlowConfig(**KNOBS), 2, on_drive=True).plan(has_ring=False)
+    config = ZenFlowConfig(**KNOBS)
+    with extents_of(EXTENT):
+        return engine_memory(shapes, config, 2, on_drive=True).plan(has_ring=True)
+
+
+def room_of_device(small: Small) -> int:
+    """Return the bytes that would be on a GPU: the device's part of the plan, and a gradient."""
+    plan = plan_of(small)
+    return plan.device_extra_bytes + plan.device_ring_bytes + 2 * small.width**2
 
 
 def allowed(small: Small, share: float) -> int:
-    """Return the bytes that a cap leaves to the optimizer: a share of the states, and the rest."""
-    plan = plan_of(small)
-    beside = plan.device_extra_bytes + plan.device_ring_bytes + 2 * small.width**2
-    rest = plan.host_bytes - plan.buffer_bytes + beside
-    return int(rest + share * STATE_BYTES * small.num_params)
+    """Return the bytes that a cap leaves to the optimizer: a share of the states, and a device."""
+    return int(room_of_device(small) + share * STATE_BYTES * small.num_params)
 
 
 def is_killed(process: Process) -> bool:
@@ -186,6 +208,7 @@ def measure(small: Small, rates: Rates, folder: Path, rounds: int) -> dict[str, 
         "params": small.num_params,
         "state_bytes": STATE_BYTES * small.num_params,
         "cap": allowed(small, SHARE),
+        "device": room_of_device(small),
         "buffers": plan_of(small).buffer_bytes,
         "memory": memory,
         "step_seconds": {name: spread(own) for name, own in taken.items()},
@@ -200,7 +223,8 @@ def table(found: dict[str, Any]) -> str:
     state, cap = found["state_bytes"], found["cap"]
     lines = [
         f"{found['params']:,} parameters, states of {state / 1e6:,.0f} MB",
-        f"room for the optimizer under the cap: {cap / 1e6:,.0f} MB",
+        f"room for the optimizer under the cap: {cap / 1e6:,.0f} MB, {found['device'] / 1e6:,.0f} "
+        "of them for the device's part",
     ]
     for name, own in found["memory"].items():
         step = found["step_seconds"][name]["median"]

@@ -90,8 +90,13 @@ def _replacements() -> dict[str, Any]:
 
 
 @contextmanager
-def played_gpu() -> Iterator[None]:
-    """Let optimizers that are made inside take parameters on the CPU for a GPU's."""
+def played_gpu(*, trains: bool = False) -> Iterator[None]:
+    """Let optimizers that are made inside take parameters on the CPU for a GPU's.
+
+    Args:
+        trains: Whether the weights matter: a CPU's kernels then compute what a GPU's would. Else
+            sums stand for norms, which take a CPU long and are alike for the interpreter.
+    """
     for names in _NAMES:
         try:
             assembly, device = (importlib.import_module(name) for name in names)
@@ -106,8 +111,11 @@ def played_gpu() -> Iterator[None]:
         for maker in ("empty", "tensor"):
             unpinned = _unpinned(getattr(torch, maker))
             stack.enter_context(mock.patch.object(torch, maker, unpinned))
-        # For the interpreter a sum is the same, but the CPU takes long for a norm.
-        stack.enter_context(mock.patch.object(torch.linalg, "vector_norm", torch.sum))
+        if trains:
+            quick = importlib.import_module("zenflow.device.kernels.torch_kernels").CpuKernels
+            stack.enter_context(mock.patch.object(device, "TorchKernels", quick))
+        else:
+            stack.enter_context(mock.patch.object(torch.linalg, "vector_norm", torch.sum))
         stack.enter_context(mock.patch.object(torch.Tensor, "record_stream", _nothing))
         stack.enter_context(mock.patch.object(assembly, "bind", device.CudaDevice))
         yield
