@@ -40,7 +40,6 @@ from zenflow.device.cuda import CudaDevice
 from zenflow.device.kernels import triton_source
 from zenflow.device.kernels.torch_kernels import TorchKernels
 from zenflow.device.kernels.triton_kernels import TritonKernels
-from zenflow.step.fresh import steps as fresh_steps
 
 MODES = (turns.RELEASE, turns.KEEP)
 SHAPE = (decoder_1b.FEED_FORWARD, decoder_1b.HIDDEN)
@@ -48,6 +47,7 @@ SHAPE = (decoder_1b.FEED_FORWARD, decoder_1b.HIDDEN)
 PARTS: Mapping[str, str] = {
     "energies": "norms",
     "important": "gather",
+    "begin_factors": "factors",
     "make_factors": "factors",
     "move": "fresh step and pack",
     "pack": "fresh step and pack",
@@ -62,7 +62,9 @@ REST = "rest"
 """All other launches: clipping, scores, estimates, whole tensors."""
 COPIES = "copies"
 """Copies of the link's lanes."""
-KERNELS = ("add_squares", "add_parts", "gather", "move_and_pack", "land", "adamw")
+KERNELS = (
+    *("add_squares", "add_parts", "fresh_factors", "gather", "move_and_pack", "land", "adamw"),
+)
 """Triton's kernels, by name."""
 _WARM = decoder_1b.INTERVAL
 _own = threading.local()
@@ -127,7 +129,6 @@ class Launches:
             for owner in (TorchKernels, TritonKernels):
                 for name in PARTS.keys() & vars(owner).keys():
                     _say_part(stack, owner, name)
-            _say_part(stack, fresh_steps, "make_factors")
             yield
 
 

@@ -33,7 +33,6 @@ from zenflow.device.kernels.base import DeviceKernels, LateGradient, Member
 from zenflow.device.kernels.choice import KernelChoice, reason_against_triton
 from zenflow.rule.adamw import Hyper
 from zenflow.step.engine import Engine
-from zenflow.step.fresh.factors import make_factors
 from zenflow.step.gradients.ring import GradientRing, PackJob
 from zenflow.step.step import Step
 
@@ -120,13 +119,25 @@ def parts_of(matrix: Matrix) -> dict[str, Work]:
             2 * grad.numel() + vectors,
         ),
         "gather": Work(lambda: kernels.important(grad, split.important_columns), 4 * important),
-        "factors": Work(lambda: make_factors(matrix.fresh._buckets[0], [split]), 6 * vectors),
+        "factors": Work(_making_factors(matrix), 4 * (7 * columns + 6 * rows)),
         "fresh step": Work(lambda: kernels.move(*moving), 6 * grad.numel()),
         "pack": Work(_packing(matrix, moves=False), 4 * deferred),
         "fresh step and pack": Work(_packing(matrix, moves=True), 6 * grad.numel() + 2 * deferred),
         "land": Work(*_landing(matrix)),
         "AdamW of columns": Work(_updating(matrix), 28 * important),
     }
+
+
+def _making_factors(matrix: Matrix) -> Callable[[], None]:
+    """Return a function that computes the factors of a fresh step of the one matrix."""
+    split, kernels, vectors = matrix.split, matrix.kernels, matrix.fresh._whole
+    outputs = [(split.columns.fresh_factors, split.rows.fresh_factors)]
+
+    def run() -> None:
+        kernels.begin_factors(vectors)
+        kernels.make_factors(vectors, outputs)
+
+    return run
 
 
 def _packing(matrix: Matrix, *, moves: bool) -> Callable[[], None]:

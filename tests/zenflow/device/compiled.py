@@ -4,18 +4,23 @@ import json
 import sys
 
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from zenflow.device.kernels import triton_kernels as launched
+from zenflow.device.kernels import triton_norms as norms
 from zenflow.device.kernels import triton_source as source
+from zenflow.device.kernels.triton_launches import EXACT
 
-FLOATS = ["column_factors", "stays", "row_factors", "of_columns", "of_rows", "columns", "rows"]
+FLOATS = ["column_factors", "stays", "row_factors", "parts", "shares", *source.VECTORS]
+TABLES = ["addresses", "matrices", "sums"]
 STATE = ["master", "exp_avg", "exp_avg_sq", "step_size", "denom_scale", "factor"]
 NUMBERS = ["rate", "kept", "rest1", "beta2", "rest2", "eps"]
 OF_MODEL = ["grad", "weight", "packed", "arrived", "late", "matrix"]
 ONE = {"grad_column": 1, "weight_column": 1, "column_stride": 1, "late_row": 1}
 """Strides of the last dimension, as Triton takes them for constants."""
+LANGUAGE = {"bf16": tl.bfloat16, "fp32": tl.float32}
 
 
 def type_of(name, dtype, kernel):
@@ -25,12 +30,14 @@ def type_of(name, dtype, kernel):
         return "*i64"
     if name in FLOATS + STATE:
         return "*fp32"
-    return "*i32" if name == "host_rows" else "fp32" if name in NUMBERS else "i32"
+    if name in TABLES:
+        return "*i64"
+    return "*i32" if name in ("host_rows", "owners") else "fp32" if name in NUMBERS else "i32"
 
 
 def ptx_of(kernel, tile, dtype, capability, **constants):
     """Return the PTX for matrices whose rows begin at multiples of 16 bytes."""
-    constants = {"ROUNDS": False, **constants}
+    constants = {"ROUNDS": False, "DTYPE": LANGUAGE[dtype], **constants}
     sizes = {name: size for name, size in tile.items() if name != "num_warps"}
     names = kernel.arg_names
     fixed = {name: value for name, value in {**ONE, **sizes, **constants}.items() if name in names}
@@ -47,9 +54,18 @@ def ptx_of(kernel, tile, dtype, capability, **constants):
     made = triton.compile(
         ASTSource(fn=kernel, signature=types, constexprs=fixed, attrs=attributes),
         target=GPUTarget("cuda", capability, 32),
-        options={"num_warps": tile.get("num_warps", 4), **launched._EXACT},
+        options={"num_warps": tile.get("num_warps", 4), **EXACT},
     )
     return made.asm["ptx"]
+
+
+WAYS = {
+    "": {"ALONG": 1, "IS_WIDE": True},
+    " of columns": {"ALONG": 0, "IS_WIDE": True},
+    " of odd rows": {"ALONG": 1, "IS_WIDE": False},
+    " of any": {"ALONG": -1, "IS_WIDE": False},
+}
+"""Ways of reading a matrix that a table has."""
 
 
 def main():
@@ -69,8 +85,11 @@ def main():
                 source.move_and_pack, launched.ROUNDED,
                 {"MOVES": True, "STAYS": False, "PACKS": True, "ROUNDS": True, **nothing}),
             "land": (source.land, launched.TURNED, {"IS_LATE": True, "IS_PACKED": True}),
-            "add squares": (source.add_squares, launched.SQUARES, {"HAS_ROWS": True}),
-            "add parts": (source.add_parts, launched.PARTS, {}),
+            **{f"add squares{name}": (source.add_squares, norms.SQUARES,
+                                      {"HAS_ROWS": True, "FIELDS": 9, **access})
+               for name, access in WAYS.items()},
+            "add parts": (source.add_parts, norms.PARTS, {"FIELDS": 5}),
+            "fresh factors": (source.fresh_factors, launched.FACTORS, {"FIELDS": 5}),
             "gather": (source.gather, launched.GATHERED, {}),
             "adamw": (source.adamw, launched.STEPPED, {"HAS_FACTOR": True, "WRITES": True}),
         }  # fmt: skip

@@ -112,9 +112,9 @@ def test_squares_add_up_by_column_and_by_row(kernels, shape, dtype):
 
 
 def test_strips_of_many_tiles_add_up_too(kernels, monkeypatch):
-    from zenflow.device.kernels import triton_kernels
+    from zenflow.device.kernels import triton_norms
 
-    monkeypatch.setattr(triton_kernels, "_MOST_PROGRAMS", 6)
+    monkeypatch.setattr(triton_norms, "MOST_PROGRAMS", 6)
     grad = Matrix((700, 130), torch.float32).grad
     columns, rows = torch.zeros(130, device=DEVICE), torch.zeros(700, device=DEVICE)
     kernels.energies([(grad, columns, rows)])

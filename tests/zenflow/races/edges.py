@@ -308,6 +308,16 @@ def _kernels(checker):
     def energies(_, measured):
         return [each[0] for each in measured], [out for each in measured for out in each[1:]]
 
+    def make_factors(_, vectors, matrices):
+        reads = []
+        for place, own in enumerate((vectors.columns, vectors.rows)):
+            terms = [own.mean_squares, own.decay, own.floor, own.energies, own.gain]
+            terms += [] if place else [vectors.shares]
+            for factors in (each[place] for each in matrices):
+                first = factors.storage_offset() - own.factors.storage_offset()
+                reads += [term[first : first + len(factors)] for term in terms]
+        return reads, [factors for each in matrices for factors in each]
+
     def important(rows, grad, columns):
         return [*(grad.select(1, int(i)) for i in columns.numpy()), columns], [rows]
 
@@ -331,7 +341,7 @@ def _kernels(checker):
         written = [m.weight.select(1, int(i)) for m in members for i in m.columns.numpy()]
         return [*own, *reads, factor], [*own, *written]
 
-    kinds = (energies, important, move, pack, land, update)
+    kinds = (energies, make_factors, important, move, pack, land, update)
     return [(TritonKernels, kind.__name__, declares(kind)) for kind in kinds]
 
 

@@ -55,6 +55,39 @@ class HostColumns:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SecondMoments:
+    """Terms of the second moments of columns, or of rows, and what becomes of them.
+
+    Vectors, float32. A second moment is floor + decay mean_square + gain energy.
+    """
+
+    mean_squares: Tensor
+    """Second moments before this step."""
+    decay: Tensor
+    """Factor on each of the moments before this step."""
+    floor: Tensor
+    """Addend by which no second moment is 0."""
+    energies: Tensor
+    """Squared norms of this step's gradients."""
+    gain: Tensor
+    """Factor on each of the squared norms."""
+    factors: Tensor
+    """Factors of the fresh step, the output."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FreshVectors:
+    """Vectors over the columns and the rows of neighbouring matrices."""
+
+    columns: SecondMoments
+    """Second moments C of the columns."""
+    shares: Tensor
+    """Factor on the step of each column, float32; 0 for one that has no fresh step."""
+    rows: SecondMoments
+    """Second moments R of the rows."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class FreshMove:
     """Factors of one matrix's fresh step: w_ij <- w_ij - rate g_ij column_j row_i."""
 
@@ -151,6 +184,26 @@ class DeviceKernels(ABC):
     @abstractmethod
     def important(self, grad_OI: Tensor, columns_K: Tensor) -> Tensor:
         """Return a copy of a gradient's important columns, as `update` takes them."""
+
+    @abstractmethod
+    def begin_factors(self, vectors: FreshVectors) -> None:
+        """Do the part of `make_factors` that needs no energies, for all matrices of a step."""
+
+    @abstractmethod
+    def make_factors(
+        self, vectors: FreshVectors, matrices: Sequence[tuple[Tensor, Tensor]]
+    ) -> None:
+        """Compute the factors of some matrices' fresh steps, in a step that `begin_factors` began.
+
+        By the formulas of `zenflow.step.fresh.steps` a column's factor is share / sqrt(C), and a
+        row's sqrt(mean(C) / R), with the mean over the matrix's columns. No bit depends on which
+        matrices are computed together.
+
+        Args:
+            vectors: Terms and output.
+            matrices: (factors by column (I,), factors by row (O,)) each, views of the output.
+                Factors of other matrices are undefined.
+        """
 
     @abstractmethod
     def move(self, weight_OI: Tensor, grad_OI: Tensor, move: FreshMove) -> None:

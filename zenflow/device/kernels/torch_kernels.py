@@ -11,6 +11,7 @@ from zenflow.device.kernels.base import (
     ColumnState,
     DeviceKernels,
     FreshMove,
+    FreshVectors,
     HostColumns,
     LateGradient,
     Member,
@@ -40,6 +41,28 @@ class TorchKernels(DeviceKernels):
     def important(self, grad_OI: Tensor, columns_K: Tensor) -> Tensor:
         """Return them as columns, (O, K)."""
         return grad_OI.index_select(1, columns_K)
+
+    def begin_factors(self, vectors: FreshVectors) -> None:
+        """Add up what is known of second moments, in two operations for all matrices."""
+        for own in (vectors.columns, vectors.rows):
+            torch.addcmul(own.floor, own.mean_squares, own.decay, out=own.factors)
+
+    def make_factors(
+        self, vectors: FreshVectors, matrices: Sequence[tuple[Tensor, Tensor]]
+    ) -> None:
+        """Turn second moments into factors in place, elementwise but for each matrix's mean."""
+        columns, rows = vectors.columns, vectors.rows
+        rows.factors.addcmul_(rows.energies, rows.gain)
+        rows.factors.rsqrt_()
+        columns.factors.addcmul_(columns.energies, columns.gain)
+        of_rows = [of_rows for _, of_rows in matrices]
+        roots = [of_columns.mean() for of_columns, _ in matrices]
+        columns.factors.rsqrt_().mul_(vectors.shares)
+        if len(roots) == 1:
+            of_rows[0].mul_(roots[0].sqrt_())
+        else:  # one call for all, which come one after another on any device
+            torch._foreach_sqrt_(roots)
+            torch._foreach_mul_(of_rows, roots)
 
     def move(self, weight_OI: Tensor, grad_OI: Tensor, move: FreshMove) -> None:
         """Move all columns, with a float32 temporary of at most `FRESH_ELEMENTS`."""

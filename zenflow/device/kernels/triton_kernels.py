@@ -20,17 +20,17 @@ from zenflow.device.kernels.base import (
     ColumnState,
     DeviceKernels,
     FreshMove,
+    FreshVectors,
     HostColumns,
     LateGradient,
     Member,
+    SecondMoments,
 )
+from zenflow.device.kernels.triton_launches import EXACT, Table, Tables
+from zenflow.device.kernels.triton_norms import Norms
 from zenflow.host_state import GROUP
 from zenflow.rule.adamw import Hyper, row_scales
 
-SQUARES = {"ROWS": 64, "COLUMNS": 128, "num_warps": 4}
-"""Tile of elements of `add_squares`."""
-PARTS = {"PARTS": 64, "WIDTH": 32, "num_warps": 4}
-"""Numbers that `add_parts` adds up at once."""
 GATHERED = {"ROWS": 32, "COLUMNS": 64, "num_warps": 4}
 """Tile of elements of `gather`."""
 TURNED = {"ROWS": 32, "COLUMNS": 128, "num_warps": 4}
@@ -39,16 +39,10 @@ ROUNDED = {"ROWS": GROUP, "COLUMNS": 64, "num_warps": 4}
 """Tile of columns that are packed in eight bits: a group of each."""
 STEPPED = {"ROWS": 64, "COLUMNS": 32, "num_warps": 4}
 """Tile of elements of `adamw`."""
-_MOST_PROGRAMS = 1024
-"""Number of programs of `add_squares` that fill any device; more of them leave more parts."""
-_ALIGNMENT = 16
-"""Alignment in bytes that Triton asks of a pointer for wide accesses. By these it chooses the
-order in which a tile is added up, and a gradient in a buffer of others must give the bits of one
-by itself."""
+FACTORS = {"WIDTH": 1024, "num_warps": 4}
+"""Columns or rows that `fresh_factors` takes at once."""
 _INTERPRETING = threading.Lock()
 """Held while a kernel is interpreted: the interpreter serves one thread at a time."""
-_EXACT = {"enable_fp_fusion": False}
-"""No fused multiply-add: a result is what its formula says, on every architecture."""
 
 
 class TritonKernels(DeviceKernels):
@@ -63,6 +57,8 @@ class TritonKernels(DeviceKernels):
     def __init__(self, device: torch.device) -> None:
         """Bind to a GPU; a CPU serves under Triton's interpreter."""
         self._device = device
+        self._tables = Tables(device)
+        self._norms = Norms(self._tables)
 
     @staticmethod
     def is_interpreted() -> bool:
@@ -77,10 +73,9 @@ class TritonKernels(DeviceKernels):
         return nullcontext() if is_here else torch.cuda.device(self._device)
 
     def energies(self, measured: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
-        """Read each matrix once; a second small kernel adds up its parts."""
+        """Read each matrix once; a second small kernel adds up all parts."""
         with self._here():
-            for matrix_OI, columns, rows in measured:
-                _energies(matrix_OI, columns, rows)
+            self._norms.measure(measured)
 
     def important(self, grad_OI: Tensor, columns_K: Tensor) -> Tensor:
         """Return them as rows, (K, O)."""
@@ -92,6 +87,36 @@ class TritonKernels(DeviceKernels):
                     grad_OI, columns_K, rows_KO, count, num_rows, *grad_OI.stride(), **GATHERED
                 )
         return rows_KO
+
+    def begin_factors(self, vectors: FreshVectors) -> None:
+        """Do nothing: the kernel of `make_factors` reads all terms."""
+
+    def make_factors(
+        self, vectors: FreshVectors, matrices: Sequence[tuple[Tensor, Tensor]]
+    ) -> None:
+        """Compute all factors by one launch, from the terms."""
+        own, of_rows = vectors.columns, vectors.rows
+        first, first_row = own.factors.storage_offset(), of_rows.factors.storage_offset()
+        places = tuple(
+            (int(columns.storage_offset() - first), columns.numel(),
+             int(rows.storage_offset() - first_row), rows.numel())
+            for columns, rows in matrices
+        )  # fmt: skip
+        with self._here():
+            table = self._tables.known(("factors", places), lambda: self._by_width(places))
+            triton_source.fresh_factors[table.grid](
+                *_terms(own), vectors.shares, *_terms(of_rows), table.rows, table.owners,
+                **table.settings, **FACTORS, **EXACT,
+            )  # fmt: skip
+
+    def _by_width(self, places: Sequence[tuple[int, int, int, int]]) -> Table:
+        """Return a table whose programs have `FACTORS` columns or rows each."""
+        width = FACTORS["WIDTH"]
+        counts = [
+            triton.cdiv(num_columns, width) + triton.cdiv(num_rows, width)
+            for _, num_columns, _, num_rows in places
+        ]
+        return self._tables.table(places, counts)
 
     def move(self, weight_OI: Tensor, grad_OI: Tensor, move: FreshMove) -> None:
         """Read gradient and weight once, and write the weight."""
@@ -132,7 +157,7 @@ class TritonKernels(DeviceKernels):
                 grad_OI, weight_OI, packed_DO, host_rows, *factors, *part, num_rows,
                 *grad_OI.stride(), *((0, 0) if weight_OI is None else weight_OI.stride()),
                 MOVES=move is not None, STAYS=move is not None and move.stays is not None,
-                PACKS=packed_DO is not None, ROUNDS=rounds, **tile, **_EXACT,
+                PACKS=packed_DO is not None, ROUNDS=rounds, **tile, **EXACT,
             )  # fmt: skip
 
     def land(
@@ -159,7 +184,7 @@ class TritonKernels(DeviceKernels):
                 arrived_DO, weight_OI, newer, columns.rows, *factors, *part, num_rows,
                 *weight_OI.stride(), *((0, 0) if newer is None else newer.stride()),
                 IS_LATE=late is not None, IS_PACKED=is_packed,
-                **TURNED, **_EXACT,
+                **TURNED, **EXACT,
             )  # fmt: skip
 
     def update(
@@ -183,7 +208,7 @@ class TritonKernels(DeviceKernels):
                     factor, kept, rest1, hyper.beta2, 1.0 - hyper.beta2, hyper.eps, count,
                     num_rows, *((0, 0) if weight is None else weight.stride()),
                     HAS_FACTOR=factor is not None, WRITES=weight is not None,
-                    **STEPPED, **_EXACT,
+                    **STEPPED, **EXACT,
                 )  # fmt: skip
 
 
@@ -195,28 +220,6 @@ def _grid(num_columns: int, num_rows: int, tile: dict[str, int]) -> tuple[int, i
     return triton.cdiv(num_columns, tile["COLUMNS"]), triton.cdiv(num_rows, tile["ROWS"])
 
 
-def _energies(matrix_OI: Tensor, columns: Tensor, rows: Tensor) -> None:
-    if not matrix_OI.numel():
-        columns.zero_()
-        rows.zero_()
-        return
-    if matrix_OI.data_ptr() % _ALIGNMENT:
-        matrix_OI = matrix_OI.clone()
-    num_rows, num_columns = matrix_OI.shape
-    across, down = _grid(num_columns, num_rows, SQUARES)
-    num_tiles = max(1, across * down // _MOST_PROGRAMS)
-    strips = triton.cdiv(down, num_tiles)
-    has_rows = rows.numel() > 0
-    of_columns = columns.new_empty((strips, num_columns))
-    of_rows = columns.new_empty((across, num_rows)) if has_rows else rows
-    triton_source.add_squares[strips, across](
-        matrix_OI, of_columns, of_rows, num_rows, num_columns, *matrix_OI.stride(), num_tiles,
-        HAS_ROWS=has_rows, **SQUARES, **_EXACT,
-    )  # fmt: skip
-    width = PARTS["WIDTH"]
-    first = triton.cdiv(num_columns, width)
-    last = triton.cdiv(num_rows, width) if has_rows else 0
-    triton_source.add_parts[(first + last,)](
-        of_columns, of_rows, columns, rows, num_columns, num_rows, strips, across, first,
-        **PARTS, **_EXACT,
-    )  # fmt: skip
+def _terms(moments: SecondMoments) -> tuple[Tensor, ...]:
+    past = moments.mean_squares, moments.decay, moments.floor
+    return moments.energies, moments.gain, *past, moments.factors

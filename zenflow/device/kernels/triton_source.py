@@ -16,16 +16,55 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["num_tiles"])
-def add_squares(
-    matrix, of_columns, of_rows, num_rows, num_columns, row_stride, column_stride, num_tiles,
-    HAS_ROWS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+@triton.jit
+def located(
+    addresses, own, owner, DTYPE: tl.constexpr, ALONG: tl.constexpr, IS_WIDE: tl.constexpr
 ):  # fmt: skip
-    """Add up squares: by column over a strip of `num_tiles` tiles, by row over one tile's width.
+    """Return a matrix of a table: its pointer, its numbers of rows and columns, and its strides.
 
-    `of_columns` is (strips, I), `of_rows` (tiles across, O), float32.
+    `own` is the matrix's row of the table, which begins with these four numbers. See `Access` in
+    `zenflow.device.kernels.triton_launches`.
     """
-    strip, tile = tl.program_id(0), tl.program_id(1)
+    matrix = tl.load(addresses + owner).to(tl.pointer_type(DTYPE))
+    num_rows, num_columns = tl.load(own).to(tl.int32), tl.load(own + 1).to(tl.int32)
+    row_stride, column_stride = tl.load(own + 2), tl.load(own + 3)
+    if IS_WIDE:
+        matrix = tl.multiple_of(matrix, 16)
+    if ALONG == 1:
+        column_stride = 1
+        if IS_WIDE:
+            num_columns = tl.multiple_of(num_columns, 16)
+            row_stride = tl.multiple_of(row_stride, 16)
+    elif ALONG == 0:
+        row_stride = 1
+        if IS_WIDE:
+            num_rows = tl.multiple_of(num_rows, 16)
+            column_stride = tl.multiple_of(column_stride, 16)
+    return matrix, num_rows, num_columns, row_stride, column_stride
+
+
+@triton.jit
+def add_squares(
+    addresses, matrices, owners, parts, DTYPE: tl.constexpr, ALONG: tl.constexpr,
+    IS_WIDE: tl.constexpr, HAS_ROWS: tl.constexpr, FIELDS: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Add up squares: by column over a strip of some tiles, by row over one tile's width.
+
+    Each matrix has a row of the table `matrices`: (O, I, strides, tiles of a strip, tiles across,
+    place of its columns' parts, place of its rows' parts, first program). Of the float32 `parts`
+    those of its columns are (strips, I), and those of its rows (tiles across, O).
+    """
+    program = tl.program_id(0)
+    owner = tl.load(owners + program)
+    own = matrices + owner * FIELDS
+    matrix, num_rows, num_columns, row_stride, column_stride = located(
+        addresses, own, owner, DTYPE, ALONG, IS_WIDE
+    )
+    num_tiles, across = tl.load(own + 4).to(tl.int32), tl.load(own + 5).to(tl.int32)
+    of_columns, of_rows = parts + tl.load(own + 6), parts + tl.load(own + 7)
+    place = program - tl.load(own + 8).to(tl.int32)
+    strip, tile = place // across, place % across
     column = tile * COLUMNS + tl.arange(0, COLUMNS)
     is_column = column < num_columns
     places = column.to(tl.int64)[None, :] * column_stride
@@ -39,24 +78,26 @@ def add_squares(
         squares = values * values
         total += tl.sum(squares, axis=0)
         if HAS_ROWS:
-            tl.store(of_rows + tile * num_rows + row, tl.sum(squares, axis=1), mask=is_row)
+            at = of_rows + tile.to(tl.int64) * num_rows + row
+            tl.store(at, tl.sum(squares, axis=1), mask=is_row)
     tl.store(of_columns + strip.to(tl.int64) * num_columns + column, total, mask=is_column)
 
 
-@triton.jit(do_not_specialize=["num_strips", "num_across", "num_first"])
+@triton.jit
 def add_parts(
-    of_columns, of_rows, columns, rows, num_columns, num_rows, num_strips, num_across, num_first,
-    PARTS: tl.constexpr, WIDTH: tl.constexpr,
+    parts, sums, owners, FIELDS: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
-    """Add up the parts that `add_squares` has left: columns by the first programs, then rows."""
+    """Add up the parts that `add_squares` has left.
+
+    Each vector of sums has a row of the table `sums`: (place of its parts, its address, its
+    length, number of parts of each sum, first program).
+    """
     program = tl.program_id(0)
-    if program < num_first:
-        source, target, length, num_parts = of_columns, columns, num_columns, num_strips
-        first = program * WIDTH
-    else:
-        source, target, length, num_parts = of_rows, rows, num_rows, num_across
-        first = (program - num_first) * WIDTH
-    place = first + tl.arange(0, WIDTH)
+    own = sums + tl.load(owners + program) * FIELDS
+    source = parts + tl.load(own)
+    target = tl.load(own + 1).to(tl.pointer_type(tl.float32))
+    length, num_parts = tl.load(own + 2).to(tl.int32), tl.load(own + 3).to(tl.int32)
+    place = (program - tl.load(own + 4).to(tl.int32)) * WIDTH + tl.arange(0, WIDTH)
     is_place = place < length
     total = tl.zeros([WIDTH], dtype=tl.float32)
     for part in range(0, num_parts, PARTS):
@@ -65,6 +106,64 @@ def add_parts(
         at = source + number.to(tl.int64)[:, None] * length + place[None, :]
         total += tl.sum(tl.load(at, mask=inside, other=0.0), axis=0)
     tl.store(target + place, total, mask=is_place)
+
+
+@triton.jit
+def second_moments(energies, gains, mean_squares, decays, floors, at, inside, outside):
+    """Return the second moments of some columns or rows, with this step's energies in them."""
+    moment = tl.load(floors + at, mask=inside, other=outside)
+    decay = tl.load(decays + at, mask=inside, other=0.0)
+    moment += tl.load(mean_squares + at, mask=inside, other=0.0) * decay
+    gain = tl.load(gains + at, mask=inside, other=0.0)
+    return moment + tl.load(energies + at, mask=inside, other=0.0) * gain
+
+
+VECTORS = [
+    f"{name}{end}"
+    for end in ("", "_of_rows")
+    for name in ("energies", "gains", "mean_squares", "decays", "floors", "factors")
+]
+
+
+@triton.jit(do_not_specialize=[*VECTORS, "shares"])
+def fresh_factors(
+    energies, gains, mean_squares, decays, floors, factors, shares,
+    energies_of_rows, gains_of_rows, mean_squares_of_rows, decays_of_rows, floors_of_rows,
+    factors_of_rows, matrices, owners, FIELDS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Write the factors of fresh steps: a matrix's columns by its first programs, then its rows.
+
+    Each matrix has a row of the table `matrices`: (first column, I, first row, O, first program).
+    A program of rows adds up the columns' second moments by itself, which takes no launch more.
+    """
+    program = tl.program_id(0)
+    own = matrices + tl.load(owners + program) * FIELDS
+    first, num_columns = tl.load(own), tl.load(own + 1).to(tl.int32)
+    chunk = program - tl.load(own + 4).to(tl.int32)
+    num_chunks = tl.cdiv(num_columns, WIDTH)
+    if chunk < num_chunks:
+        column = chunk * WIDTH + tl.arange(0, WIDTH)
+        inside, at = column < num_columns, first + column
+        moment = second_moments(energies, gains, mean_squares, decays, floors, at, inside, 1.0)
+        share = tl.load(shares + at, mask=inside, other=0.0)
+        tl.store(factors + at, tl.div_rn(share, tl.sqrt_rn(moment)), mask=inside)
+    else:
+        total = tl.zeros([WIDTH], dtype=tl.float32)
+        for start in range(0, num_columns, WIDTH):
+            column = start + tl.arange(0, WIDTH)
+            total += second_moments(
+                energies, gains, mean_squares, decays, floors,
+                first + column, column < num_columns, 0.0,
+            )  # fmt: skip
+        mean = tl.div_rn(tl.sum(total, axis=0), num_columns.to(tl.float32))
+        row = (chunk - num_chunks) * WIDTH + tl.arange(0, WIDTH)
+        inside, at = row < tl.load(own + 3).to(tl.int32), tl.load(own + 2) + row
+        moment = second_moments(
+            energies_of_rows, gains_of_rows, mean_squares_of_rows, decays_of_rows, floors_of_rows,
+            at, inside, 1.0,
+        )  # fmt: skip
+        root = tl.div_rn(tl.sqrt_rn(mean), tl.sqrt_rn(moment))
+        tl.store(factors_of_rows + at, root, mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_columns"])

@@ -1,4 +1,4 @@
-"""Factors of a fresh step: the numbers that a gradient's columns and rows are multiplied by.
+"""Terms of a fresh step's factors: numbers of its columns, of its rows, and of its matrices.
 
 `zenflow.step.fresh.steps` has the formulas and says when each part of them is computed.
 """
@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from zenflow.columns.layout import ColumnVectors, RowVectors, SplitParam
+from zenflow.columns.layout import ColumnVectors, RowVectors
+from zenflow.device.kernels.base import SecondMoments
 from zenflow.rule.adamw import Hyper
 
 LEAST_ROOT = 1e-15
@@ -46,20 +44,24 @@ class RowTerms(NamedTuple):
     """Addend of the second moment, eps^2 (1 - beta2^t)."""
 
 
-@dataclass(frozen=True, slots=True)
-class FreshVectors:
-    """Vectors over the columns and the rows of neighbouring parameters."""
+def second_moments(
+    vectors: ColumnVectors | RowVectors, terms: ColumnTerms | RowTerms, part: slice = slice(None)
+) -> SecondMoments:
+    """Return second moments of columns or rows.
 
-    columns: ColumnVectors
-    """Energies, second moments and fresh factors of the columns."""
-    column_gains: Tensor
-    """`ColumnTerms.energy_gain` of these columns."""
-    shares: Tensor
-    """`ColumnTerms.share` of these columns."""
-    rows: RowVectors
-    """Energies, second moments and fresh factors of the rows."""
-    row_gains: Tensor
-    """`RowTerms.energy_gain` of these rows."""
+    Args:
+        vectors: Their energies, second moments and factors.
+        terms: Terms of all columns or rows.
+        part: Part of all that the vectors are.
+    """
+    return SecondMoments(
+        vectors.mean_squares,
+        terms.decay[part],
+        terms.floor[part],
+        vectors.energies,
+        terms.energy_gain[part],
+        vectors.fresh_factors,
+    )
 
 
 def scalars_of(
@@ -74,24 +76,3 @@ def scalars_of(
     rate = hyper.lr * root * inverse_scale
     gain = (1.0 - hyper.beta2) * inverse_scale**2
     return rate, gain, (hyper.beta2, max(hyper.eps * root, LEAST_ROOT) ** 2)
-
-
-def make_factors(part: FreshVectors, moving: Sequence[SplitParam]) -> None:
-    """Turn second moments, in place, into the factors of the fresh step.
-
-    Every operation is elementwise, but for each parameter's own mean. So parameters may be
-    computed together or apart: no bit depends on that.
-    """
-    rows, columns = part.rows, part.columns
-    # The fresh factors are second moments here, but for this step's part.
-    rows.fresh_factors.addcmul_(rows.energies, part.row_gains)
-    rows.fresh_factors.rsqrt_()
-    columns.fresh_factors.addcmul_(columns.energies, part.column_gains)
-    of_rows = [split.rows.fresh_factors for split in moving]
-    roots = [split.columns.fresh_factors.mean() for split in moving]
-    columns.fresh_factors.rsqrt_().mul_(part.shares)
-    if len(roots) == 1:
-        of_rows[0].mul_(roots[0].sqrt_())
-    else:  # one call for all, which come one after another on any device
-        torch._foreach_sqrt_(roots)
-        torch._foreach_mul_(of_rows, roots)

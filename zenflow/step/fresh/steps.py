@@ -39,15 +39,14 @@ from zenflow.columns.layout import (
     SplitParam,
 )
 from zenflow.device.base import AbstractDevice
-from zenflow.device.kernels.base import FreshMove, LateGradient
+from zenflow.device.kernels.base import FreshMove, FreshVectors, LateGradient
 from zenflow.rule.calendar import WindowCalendar
 from zenflow.rule.momentum import delay, fresh_share
 from zenflow.step.fresh.factors import (
     ColumnTerms,
-    FreshVectors,
     RowTerms,
-    make_factors,
     scalars_of,
+    second_moments,
 )
 from zenflow.step.step import Step
 
@@ -112,6 +111,11 @@ class FreshSteps:
         self._of_columns, self._of_rows = ColumnTerms(*self._by_column), RowTerms(*self._by_row)
         stays = self._of_columns.stays.split(widths.tolist())
         self._stays = dict(zip(layout.splits, stays, strict=True))
+        self._whole = FreshVectors(
+            second_moments(layout.columns, self._of_columns),
+            self._of_columns.share,
+            second_moments(layout.rows, self._of_rows),
+        )
         self._buckets = self._cut()
         # Views of vectors that stay: to make them costs the interpreter as much as to use them.
         self._row_factors = {
@@ -128,11 +132,9 @@ class FreshSteps:
             first_row = last_row - len(bucket.rows.energies)
             parts.append(
                 FreshVectors(
-                    bucket.columns,
-                    columns.energy_gain[first:last],
+                    second_moments(bucket.columns, columns, slice(first, last)),
                     columns.share[first:last],
-                    bucket.rows,
-                    rows.energy_gain[first_row:last_row],
+                    second_moments(bucket.rows, rows, slice(first_row, last_row)),
                 )
             )
             last, last_row = first, first_row
@@ -197,7 +199,7 @@ class FreshSteps:
         sent = self._device.to_device([*chain(*by_block, *by_split)])
         num_of_blocks = len(ColumnTerms._fields) * len(by_block)
         of_blocks, of_splits = sent[:num_of_blocks], sent[num_of_blocks:]
-        columns, rows = self._layout.columns, self._layout.rows
+        columns = self._layout.columns
         squared_clip = self.clip.square()
         for numbers, index, out in (
             (of_blocks, self._block_of_column, self._by_column),
@@ -205,11 +207,9 @@ class FreshSteps:
         ):
             torch.index_select(numbers.view(-1, len(out)).t(), 1, index, out=out)
         self._of_columns.share.masked_fill_(columns.is_important, 0.0).mul_(self.clip)
-        for vectors, terms in ((columns, self._of_columns), (rows, self._of_rows)):
-            terms.energy_gain.mul_(squared_clip)
-            torch.addcmul(
-                terms.floor, vectors.mean_squares, terms.decay, out=vectors.fresh_factors
-            )
+        self._of_columns.energy_gain.mul_(squared_clip)
+        self._of_rows.energy_gain.mul_(squared_clip)
+        self._device.kernels.begin_factors(self._whole)
 
     def apply(self, bucket: Bucket, grads: Mapping[SplitParam, Tensor]) -> None:
         """Move a bucket's weights, but for columns whose update is landing; once in a step.
@@ -221,7 +221,7 @@ class FreshSteps:
         kernels = self._device.kernels
         moving = [split for split in grads if split in self._moving]
         if moving and not self._has_factors:
-            make_factors(self._buckets[bucket.index], moving)
+            kernels.make_factors(self._buckets[bucket.index], _outputs(moving))
         for split in moving:
             if self._moves_in_pack and split.part.is_whole:
                 self._moves[split] = self._factors(split)
@@ -254,12 +254,7 @@ class FreshSteps:
         """
         moving = [split for split in present if split in self._moving]
         if moving:
-            columns, rows = self._of_columns, self._of_rows
-            whole = FreshVectors(
-                *(self._layout.columns, columns.energy_gain, columns.share),
-                *(self._layout.rows, rows.energy_gain),
-            )
-            make_factors(whole, moving)
+            self._device.kernels.make_factors(self._whole, _outputs(moving))
         self._has_factors = True
 
     def late(self, block: Block, rows: Tensor, *, is_packed: bool) -> LateGradient | None:
@@ -314,3 +309,8 @@ class FreshSteps:
                     own.mean_squares.mul_(beta2).addcmul_(own.energies, squared, value=gain)
         scale = step.inverse_scale
         self.clip = factor / scale if scale != 1.0 else factor.clone()
+
+
+def _outputs(splits: Iterable[SplitParam]) -> list[tuple[Tensor, Tensor]]:
+    """Return each parameter's factors by column and by row, for `DeviceKernels.make_factors`."""
+    return [(split.columns.fresh_factors, split.rows.fresh_factors) for split in splits]
