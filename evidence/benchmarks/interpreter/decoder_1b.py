@@ -42,6 +42,7 @@ LIMITS = {
     "BANK_ELEMENTS": ("zenflow.columns.placement", "zenflow.placement"),
     "FRESH_ELEMENTS": ("zenflow.step.fresh.steps",),
     "MOST_ELEMENTS": ("zenflow.step.fresh.steps", "zenflow.step.fresh_steps"),
+    "WIDEST": ("zenflow.device.kernels.column_table",),
     "RING_BYTES": (SIZES, "zenflow.step.gradients.ring_size", "zenflow.step.ring_size"),
     "ALIGNMENT": (
         SIZES,

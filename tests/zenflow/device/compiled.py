@@ -4,6 +4,7 @@ import json
 import sys
 
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -11,7 +12,7 @@ from zenflow.device.kernels import triton_kernels as launched
 from zenflow.device.kernels import triton_source as source
 
 FLOATS = ["column_factors", "stays", "row_factors", "of_columns", "of_rows", "columns", "rows"]
-STATE = ["master", "exp_avg", "exp_avg_sq", "step_size", "denom_scale", "factor"]
+OF_STEPS = ["step_size", "denom_scale", "factor"]
 NUMBERS = ["rate", "kept", "rest1", "beta2", "rest2", "eps"]
 OF_MODEL = ["grad", "weight", "packed", "arrived", "late", "matrix"]
 ONE = {"grad_column": 1, "weight_column": 1, "column_stride": 1, "late_row": 1}
@@ -21,9 +22,9 @@ ONE = {"grad_column": 1, "weight_column": 1, "column_stride": 1, "late_row": 1}
 def type_of(name, dtype, kernel):
     if name in OF_MODEL or (kernel is source.gather and name == "rows"):
         return f"*{dtype}"
-    if name == "columns" and kernel in (source.gather, source.adamw):
+    if name == "table" or (kernel is source.gather and name == "columns"):
         return "*i64"
-    if name in FLOATS + STATE:
+    if name in FLOATS + OF_STEPS:
         return "*fp32"
     return "*i32" if name == "host_rows" else "fp32" if name in NUMBERS else "i32"
 
@@ -56,6 +57,7 @@ def main():
     nothing = {"stays": None}
     found = {}
     for dtype, capability in (("bf16", 90), ("fp32", 80)):
+        of_table = {"HAS_FACTOR": True, "IS_WIDE": True, "MATRICES": 64, "DTYPE": tl.dtype(dtype)}
         cases = {
             "move and pack": (source.move_and_pack, launched.TURNED,
                               {"MOVES": True, "STAYS": False, "PACKS": True, **nothing}),
@@ -72,7 +74,7 @@ def main():
             "add squares": (source.add_squares, launched.SQUARES, {"HAS_ROWS": True}),
             "add parts": (source.add_parts, launched.PARTS, {}),
             "gather": (source.gather, launched.GATHERED, {}),
-            "adamw": (source.adamw, launched.STEPPED, {"HAS_FACTOR": True, "WRITES": True}),
+            "adamw": (source.adamw, launched.STEPPED, of_table),
         }  # fmt: skip
         for name, (kernel, tile, constants) in cases.items():
             ptx = ptx_of(kernel, tile, dtype, capability, **constants)

@@ -13,17 +13,18 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from zenflow.device.kernels import triton_source
 from zenflow.device.kernels.base import (
-    ColumnState,
+    ColumnStep,
     DeviceKernels,
     FreshMove,
     HostColumns,
     LateGradient,
-    Member,
 )
+from zenflow.device.kernels.column_table import DeviceNumbers, runs_of
 from zenflow.host_state import GROUP
 from zenflow.rule.adamw import Hyper, row_scales
 
@@ -39,6 +40,8 @@ ROUNDED = {"ROWS": GROUP, "COLUMNS": 64, "num_warps": 4}
 """Tile of columns that are packed in eight bits: a group of each."""
 STEPPED = {"ROWS": 64, "COLUMNS": 32, "num_warps": 4}
 """Tile of elements of `adamw`."""
+TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+"""Triton's names of the weights' types."""
 _MOST_PROGRAMS = 1024
 """Number of programs of `add_squares` that fill any device; more of them leave more parts."""
 _ALIGNMENT = 16
@@ -63,6 +66,7 @@ class TritonKernels(DeviceKernels):
     def __init__(self, device: torch.device) -> None:
         """Bind to a GPU; a CPU serves under Triton's interpreter."""
         self._device = device
+        self._numbers = DeviceNumbers(device)
 
     @staticmethod
     def is_interpreted() -> bool:
@@ -162,28 +166,27 @@ class TritonKernels(DeviceKernels):
                 **TURNED, **_EXACT,
             )  # fmt: skip
 
-    def update(
-        self, state: ColumnState, members: Sequence[Member], hyper: Hyper, factor: Tensor | None
-    ) -> None:
-        """Step each member's rows by one kernel."""
-        state.step.add_(1)
-        if not state.master.numel():
+    def update(self, steps: Sequence[ColumnStep], factor: Tensor | None) -> None:
+        """Step all columns of one kind by one kernel, which finds them by their addresses."""
+        if not steps:
             return
-        step_size, denom_scale = row_scales(state.step, hyper)
-        kept, rest1 = 1.0 - hyper.lr * hyper.weight_decay, 1.0 - hyper.beta1
-        vectors = (state.master, state.exp_avg, state.exp_avg_sq, step_size, denom_scale)
-        counts = [len(member.columns) for member in members]
+        torch._foreach_add_([step.state.step for step in steps], 1)
+        stepped = [step for step in steps if step.state.master.numel()]
+        counts: dict[Hyper, list[Tensor]] = {}
+        for step in stepped:
+            counts.setdefault(step.hyper, []).append(step.state.step)
+        scales = {hyper: row_scales(torch.cat(own), hyper) for hyper, own in counts.items()}
+        runs = runs_of(stepped, STEPPED)
+        tables = self._numbers.put([run.numbers for run in runs.values()])
         with self._here():
-            for member, count, *parts in zip(
-                members, counts, *(vector.split(counts) for vector in vectors), strict=True
-            ):
-                weight, num_rows = member.weight, state.master.shape[1]
-                triton_source.adamw[_grid(count, num_rows, STEPPED)](
-                    *parts[:3], member.gradient, weight, member.columns, *parts[3:],
-                    factor, kept, rest1, hyper.beta2, 1.0 - hyper.beta2, hyper.eps, count,
-                    num_rows, *((0, 0) if weight is None else weight.stride()),
-                    HAS_FACTOR=factor is not None, WRITES=weight is not None,
-                    **STEPPED, **_EXACT,
+            for (kind, run), table in zip(runs.items(), tables, strict=True):
+                hyper = kind.hyper
+                kept, rest1 = 1.0 - hyper.lr * hyper.weight_decay, 1.0 - hyper.beta1
+                triton_source.adamw[(run.num_tiles,)](
+                    table, *scales[hyper], factor,
+                    kept, rest1, hyper.beta2, 1.0 - hyper.beta2, hyper.eps,
+                    HAS_FACTOR=factor is not None, IS_WIDE=kind.is_wide,
+                    DTYPE=TYPES[kind.dtype], MATRICES=run.num_matrices, **STEPPED, **_EXACT,
                 )  # fmt: skip
 
 

@@ -179,34 +179,66 @@ def land(
     tl.store(weight + rows * weight_row + columns * weight_column, values, mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_columns"])
+STEPPED = tl.constexpr(11)
+"""Number of a matrix's numbers in the table of `adamw`."""
+
+
+@triton.jit
+def at_address(address, dtype: tl.constexpr, IS_WIDE: tl.constexpr):
+    """Return the address of a table as a pointer; with `IS_WIDE` it is a multiple of 16 bytes."""
+    pointer = tl.load(address).to(tl.pointer_type(dtype))
+    if IS_WIDE:
+        pointer = tl.multiple_of(pointer, 16)
+    return pointer
+
+
+@triton.jit
 def adamw(
-    master, exp_avg, exp_avg_sq, grad, weight, columns, step_size, denom_scale, factor,
-    kept, rest1, beta2, rest2, eps, num_columns, num_rows, weight_row, weight_column,
-    HAS_FACTOR: tl.constexpr, WRITES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    table, step_size, denom_scale, factor, kept, rest1, beta2, rest2, eps,
+    HAS_FACTOR: tl.constexpr, IS_WIDE: tl.constexpr, DTYPE: tl.constexpr, MATRICES: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Step columns that lie as rows (K, O), by torch.optim.AdamW's formulas; write the weights."""
-    place = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    """Step columns that lie as rows (K, O), by torch.optim.AdamW's formulas; write the weights.
+
+    A program has one tile of one matrix. `table` has the number of each matrix's first tile,
+    (MATRICES,), and then `STEPPED` numbers a matrix, all int64. Numbers beyond the last matrix's
+    are larger than any tile's. A weight at address 0 is not written.
+    """
+    tile = tl.program_id(0)
+    first_tiles = tl.load(table + tl.arange(0, MATRICES))
+    matrix = tl.sum((first_tiles <= tile).to(tl.int32), axis=0) - 1
+    tile -= tl.load(table + matrix).to(tl.int32)
+    own = table + MATRICES + matrix * STEPPED
+    num_columns, num_rows = tl.load(own).to(tl.int32), tl.load(own + 1).to(tl.int32)
+    if IS_WIDE:
+        num_rows = tl.multiple_of(num_rows, 16)
+    across = tl.cdiv(num_columns, COLUMNS)
+    place = tile % across * COLUMNS + tl.arange(0, COLUMNS)
+    row = tile // across * ROWS + tl.arange(0, ROWS)
     is_place, is_row = place < num_columns, row < num_rows
     inside = is_place[:, None] & is_row[None, :]
     at = place.to(tl.int64)[:, None] * num_rows + row[None, :]
-    new = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
+    new = tl.load(at_address(own + 2, DTYPE, IS_WIDE) + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_FACTOR:
         new = new * tl.load(factor)
-    mean = tl.load(exp_avg + at, mask=inside, other=0.0)
-    square = tl.load(exp_avg_sq + at, mask=inside, other=0.0)
-    value = tl.load(master + at, mask=inside, other=0.0)
-    size = tl.load(step_size + place, mask=is_place, other=0.0)[:, None]
-    scale = tl.load(denom_scale + place, mask=is_place, other=1.0)[:, None]
+    master = at_address(own + 3, tl.float32, IS_WIDE) + at
+    exp_avg = at_address(own + 4, tl.float32, IS_WIDE) + at
+    exp_avg_sq = at_address(own + 5, tl.float32, IS_WIDE) + at
+    mean = tl.load(exp_avg, mask=inside, other=0.0)
+    square = tl.load(exp_avg_sq, mask=inside, other=0.0)
+    value = tl.load(master, mask=inside, other=0.0)
+    of_place = tl.load(own + 6) + place
+    size = tl.load(step_size + of_place, mask=is_place, other=0.0)[:, None]
+    scale = tl.load(denom_scale + of_place, mask=is_place, other=1.0)[:, None]
     mean = mean + rest1 * (new - mean)
     square = square * beta2 + rest2 * (new * new)
     denom = tl.div_rn(tl.sqrt_rn(square), scale) + eps
     value = value * kept - tl.div_rn(mean * size, denom)
-    tl.store(exp_avg + at, mean, mask=inside)
-    tl.store(exp_avg_sq + at, square, mask=inside)
-    tl.store(master + at, value, mask=inside)
-    if WRITES:
+    tl.store(exp_avg, mean, mask=inside)
+    tl.store(exp_avg_sq, square, mask=inside)
+    tl.store(master, value, mask=inside)
+    if tl.load(own + 7) != 0:
+        columns = at_address(own + 8, tl.int64, False)
         column = tl.load(columns + place, mask=is_place, other=0)
-        at = weight + column[:, None] * weight_column + row.to(tl.int64)[None, :] * weight_row
-        tl.store(at, value.to(weight.dtype.element_ty), mask=inside)
+        at = row.to(tl.int64)[None, :] * tl.load(own + 9) + column[:, None] * tl.load(own + 10)
+        tl.store(at_address(own + 7, DTYPE, False) + at, value.to(DTYPE), mask=inside)
