@@ -17,7 +17,7 @@ from torch import Tensor
 from sim.fitting.fit import Fit, Sample, fit_constants
 from zenflow.columns.device_rows import Bank, Resident, update_residents
 from zenflow.device.base import AbstractDevice, Arrival
-from zenflow.device.kernels.base import HostColumns, Member
+from zenflow.device.kernels.base import ColumnStep, HostColumns, Member
 from zenflow.device.kernels.choice import kernels_for
 from zenflow.host import kernel
 from zenflow.host.jobs import AdamStep, CatchUpJob
@@ -259,10 +259,10 @@ def _step_samples(
     hyper = Hyper(lr=1e-4, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0)
 
     members = [Member(weight, important, kernels.important(grad, important))]
-    state = bank.part(0, len(important))
+    step = ColumnStep(bank.part(0, len(important)), members, hyper)
 
     def update() -> None:
-        kernels.update(state, members, hyper, None)
+        kernels.update([step], None)
 
     whole = Resident.of(torch.zeros(rows, columns, device=device), "whole", group=0)
     whole_grad = torch.ones(rows, columns, device=device)

@@ -12,7 +12,7 @@ from zenflow.columns.device_rows import update_residents
 from zenflow.columns.layout import Layout, SplitParam
 from zenflow.columns.local import local_of
 from zenflow.device.base import AbstractDevice, HostValues
-from zenflow.device.kernels.base import DeviceKernels, Member
+from zenflow.device.kernels.base import ColumnStep, DeviceKernels, Member
 from zenflow.rule.adamw import Hyper
 from zenflow.step.step import StepGradients
 from zenflow.step.window_sketch import WindowSketch
@@ -154,19 +154,32 @@ def update_device(
                 [resident_grads[index] for index in chosen],
                 hyper,
             )
-    for bank, members in zip(layout.banks, layout.members, strict=True):
-        present = [split for split in members if split in gradients.important]
-        # One update for a whole bank; one by one where some parameter had no gradient.
-        is_whole = len(present) == len(members)
-        runs = [present] if present and is_whole else [[split] for split in present]
-        for run in runs:
-            matrices = [
-                Member(_weight(split), split.important_columns, gradients.important[split])
-                for split in run
-            ]
-            state = bank.part(run[0].bank_first, run[-1].bank_last)
-            factor = measured.factor if measured.is_scaling else None
-            kernels.update(state, matrices, hypers[bank.group], factor)
+    kernels.update(
+        [
+            ColumnStep(
+                bank.part(run[0].bank_first, run[-1].bank_last),
+                [
+                    Member(_weight(split), split.important_columns, gradients.important[split])
+                    for split in run
+                ],
+                hypers[bank.group],
+            )
+            for bank, members in zip(layout.banks, layout.members, strict=True)
+            for run in _runs(members, gradients)
+        ],
+        measured.factor if measured.is_scaling else None,
+    )
+
+
+def _runs(members: list[SplitParam], gradients: StepGradients) -> list[list[SplitParam]]:
+    """Return a bank's members whose columns step together.
+
+    All of them do, or each by itself where some have no gradient.
+    """
+    present = [split for split in members if split in gradients.important]
+    if present and len(present) == len(members):
+        return [present]
+    return [[split] for split in present]
 
 
 def _weight(split: SplitParam) -> Tensor | None:

@@ -6,7 +6,7 @@ A process makes a model, computes once, and is then capped by a control group of
 the memory that the process has by then, and a quarter of AdamW's states. All that the optimizer
 adds to the host's memory has to fit into that quarter: buffers of the drive, gradients that wait,
 uploads, and all that no plan counts. A second process has the states in memory, without a cap, and
-the two take turns. A third one has the states in memory under the cap, and is killed by the system.
+the two take turns. A third one has the states in memory under the cap, and the system kills it.
 
 A CPU plays a GPU, whose memory is then in the capped memory too. So the cap has further room for
 the device's part of the optimizer's plan, the ring of gradients on their way to the host among it,

@@ -29,7 +29,7 @@ from experiments.calibration.parts import synchronize
 from experiments.output.files import write_json, write_text
 from zenflow import ZenFlowAdamW, ZenFlowConfig
 from zenflow.columns.layout import SplitParam
-from zenflow.device.kernels.base import DeviceKernels, LateGradient, Member
+from zenflow.device.kernels.base import ColumnStep, DeviceKernels, LateGradient, Member
 from zenflow.device.kernels.choice import KernelChoice, reason_against_triton
 from zenflow.rule.adamw import Hyper
 from zenflow.step.engine import Engine
@@ -185,7 +185,8 @@ def _updating(matrix: Matrix) -> Callable[[], None]:
     state = split.bank.part(split.bank_first, split.bank_last)
     hyper = Hyper(1e-4, 0.9, 0.999, 1e-8, 0.01)
     factor = torch.ones((), device=device)
-    return lambda: matrix.kernels.update(state, members, hyper, factor)
+    step = ColumnStep(state, members, hyper)
+    return lambda: matrix.kernels.update([step], factor)
 
 
 @contextmanager

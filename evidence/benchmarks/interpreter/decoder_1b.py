@@ -49,6 +49,7 @@ LIMITS = {
         "zenflow.step.ring_size",
         "zenflow.columns.host_rows",
         "zenflow.host_store",
+        "zenflow.device.kernels.column_table",
     ),
 }
 """Limits to shrink, by the modules that may have them."""

@@ -15,7 +15,7 @@ from zenflow.device.kernels.triton_launches import EXACT
 
 FLOATS = ["column_factors", "stays", "row_factors", "parts", "shares", *source.VECTORS]
 TABLES = ["addresses", "matrices", "sums"]
-STATE = ["master", "exp_avg", "exp_avg_sq", "step_size", "denom_scale", "factor"]
+OF_STEPS = ["step_size", "denom_scale", "factor"]
 NUMBERS = ["rate", "kept", "rest1", "beta2", "rest2", "eps"]
 OF_MODEL = ["grad", "weight", "packed", "arrived", "late", "matrix"]
 ONE = {"grad_column": 1, "weight_column": 1, "column_stride": 1, "late_row": 1}
@@ -26,9 +26,9 @@ LANGUAGE = {"bf16": tl.bfloat16, "fp32": tl.float32}
 def type_of(name, dtype, kernel):
     if name in OF_MODEL or (kernel is source.gather and name == "rows"):
         return f"*{dtype}"
-    if name == "columns" and kernel in (source.gather, source.adamw):
+    if name == "table" or (kernel is source.gather and name == "columns"):
         return "*i64"
-    if name in FLOATS + STATE:
+    if name in FLOATS + OF_STEPS:
         return "*fp32"
     if name in TABLES:
         return "*i64"
@@ -72,6 +72,7 @@ def main():
     nothing = {"stays": None}
     found = {}
     for dtype, capability in (("bf16", 90), ("fp32", 80)):
+        of_table = {"HAS_FACTOR": True, "IS_WIDE": True, "FIELDS": 6, "DTYPE": tl.dtype(dtype)}
         cases = {
             "move and pack": (source.move_and_pack, launched.TURNED,
                               {"MOVES": True, "STAYS": False, "PACKS": True, **nothing}),
@@ -91,7 +92,7 @@ def main():
             "add parts": (source.add_parts, norms.PARTS, {"FIELDS": 5}),
             "fresh factors": (source.fresh_factors, launched.FACTORS, {"FIELDS": 5}),
             "gather": (source.gather, launched.GATHERED, {}),
-            "adamw": (source.adamw, launched.STEPPED, {"HAS_FACTOR": True, "WRITES": True}),
+            "adamw": (source.adamw, launched.STEPPED, of_table),
         }  # fmt: skip
         for name, (kernel, tile, constants) in cases.items():
             ptx = ptx_of(kernel, tile, dtype, capability, **constants)

@@ -1,9 +1,9 @@
 """Triton's kernels against float64 and torch's, interpreted where there is no GPU."""
 
 import contextlib
+import dataclasses
 import itertools
 from functools import partial
-from typing import ClassVar
 from unittest import mock
 
 import pytest
@@ -20,6 +20,7 @@ from zenflow import ZenFlowAdamW, ZenFlowConfig
 from zenflow.device.kernels import choice
 from zenflow.device.kernels.base import (
     ColumnState,
+    ColumnStep,
     FreshMove,
     HostColumns,
     LateGradient,
@@ -242,7 +243,8 @@ def test_important_columns_take_torchs_step_at_counts_of_their_own(kernels, dtyp
             Member(weight, m.important, own.important(m.grad, m.important))
             for weight, m in zip(weights, matrices, strict=True)
         ]
-        own.update(ColumnState(master, mean, square, step), members, hyper, factor)
+        state = ColumnState(master, mean, square, step)
+        own.update([ColumnStep(state, members, hyper)], factor)
         results.append(([master, mean, square], [step], weights))
     (state, step, weights), (state_of_torch, step_of_torch, weights_of_torch) = results
     for ours, theirs in zip(state, state_of_torch, strict=True):
@@ -253,10 +255,133 @@ def test_important_columns_take_torchs_step_at_counts_of_their_own(kernels, dtyp
         assert_equal([ours[:, m.deferred]], [m.weight[:, m.deferred]])
 
 
+def column_steps(kernels, kinds):
+    """Return steps of banks: shapes and dtype of the matrices, settings, whether weights are here.
+
+    Columns have taken 0 to 4 steps.
+    """
+    steps = []
+    for seed, (shapes, dtype, hyper, is_here) in enumerate(kinds):
+        matrices = [Matrix(shape, dtype, seed=seed + 10 * i) for i, shape in enumerate(shapes)]
+        draw = torch.Generator(DEVICE).manual_seed(seed)
+        members = [
+            Member(
+                m.weight if is_here else None, m.important, kernels.important(m.grad, m.important)
+            )
+            for m in matrices
+        ]
+        size = sum(len(m.important) for m in matrices), shapes[0][0]
+        state = [torch.rand(size, generator=draw, device=DEVICE) for _ in range(3)]
+        counts = (torch.arange(size[0], device=DEVICE) + seed) % 5
+        steps.append(ColumnStep(ColumnState(*state, counts), members, hyper))
+    return steps
+
+
+def tensors_of(steps):
+    states = [(s.state.master, s.state.exp_avg, s.state.exp_avg_sq, s.state.step) for s in steps]
+    weights = [member.weight for step in steps for member in step.members]
+    return [tensor for state in states for tensor in state] + [w for w in weights if w is not None]
+
+
+SLOWLY, QUICKLY = Hyper(1e-2, 0.9, 0.999, 1e-8, 0.1), Hyper(3e-3, 0.7, 0.99, 1e-6, 0.0)
+BANKS = [
+    ([(65, 40), (65, 7), (65, 2)], torch.bfloat16, SLOWLY, True),
+    ([(48, 33)], torch.bfloat16, SLOWLY, True),
+    ([(48, 33), (48, 110)], torch.bfloat16, QUICKLY, True),
+    ([(1, 40)], torch.bfloat16, QUICKLY, False),
+    ([(65, 9)], torch.float32, SLOWLY, True),
+]
+"""Columns of any length, matrices without an important column, and every pair of settings."""
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_columns_of_all_matrices_step_together_as_those_of_each_by_themselves(kernels, scaled):
+    factor = torch.tensor(0.7, device=DEVICE) if scaled else None
+    together, alone = column_steps(kernels, BANKS), column_steps(kernels, BANKS)
+    kernels.update(together, factor)
+    for step in alone:
+        first = 0
+        for member in step.members:
+            own = slice(first, first + len(member.columns))
+            names = ("master", "exp_avg", "exp_avg_sq", "step")
+            state = ColumnState(*(getattr(step.state, name)[own] for name in names))
+            kernels.update([ColumnStep(state, [member], step.hyper)], factor)
+            first = own.stop
+    assert_equal(tensors_of(together), tensors_of(alone))
+    assert not torch.equal(tensors_of(together)[0], tensors_of(column_steps(kernels, BANKS))[0])
+
+
+def test_columns_of_equal_settings_and_type_are_one_launch(kernels, monkeypatch):
+    from zenflow.device.kernels import triton_source
+
+    launches = Launches()
+    monkeypatch.setattr(triton_source, "adamw", launches)
+    kernels.update(column_steps(kernels, BANKS), None)
+    of_slow, of_quick, of_float = [(4,), (1,)], [(3,), (1,)], [(2,)]  # the second are aligned
+    assert launches.grids == [*of_slow, *of_quick, *of_float]
+
+
+def test_addresses_are_sent_again_only_where_one_is_another(kernels):
+    sent, addresses = [], kernels._tables.addresses
+    kernels._tables.addresses = lambda numbers: sent.append(addresses(numbers)) or sent[-1]
+    steps = column_steps(kernels, BANKS[:2])
+    for _ in range(2):
+        kernels.update(steps, None)
+    other = Member(*(getattr(steps[0].members[0], n) for n in ("weight", "columns")),
+                   steps[0].members[0].gradient.clone())  # fmt: skip
+    moved = dataclasses.replace(steps[0], members=[other, *steps[0].members[1:]])
+    kernels.update([moved, *steps[1:]], None)
+    # Each update has two launches.
+    places = [table.data_ptr() for table in sent]
+    first, again, moved = places[:2], places[2:4], places[4:]
+    assert first == again
+    assert [a == b for a, b in zip(first, moved, strict=True)] == [False, True]
+
+
+SMALL, LARGE = 0, 2
+OF_ROWS = [SMALL, SMALL, SMALL, SMALL, SMALL]
+OF_ADDRESSES = [LARGE, LARGE, LARGE, LARGE, LARGE, LARGE]
+"""Matrix from which another one has a number of its table, so that no access is out of bounds."""
+
+
+@pytest.mark.parametrize("number", range(len(OF_ROWS) + len(OF_ADDRESSES)))
+def test_a_wrong_number_in_the_tables_of_columns_is_noticed(kernels, monkeypatch, number):
+    """As a test of the tests above: each of a matrix's numbers has a part in the result."""
+    kinds = [([shape], torch.float32, SLOWLY, True) for shape in ((33, 10), (65, 40), (130, 40))]
+    right, wrong = column_steps(kernels, kinds), column_steps(kernels, kinds)
+    wrong[SMALL].members[0] = dataclasses.replace(
+        wrong[SMALL].members[0], weight=torch.zeros(33, 1, device=DEVICE).expand(33, 10)
+    )
+    kernels.update(right, None)
+    tables = kernels._tables
+    table, addresses = tables.table, tables.addresses
+    tables._known.clear()
+
+    def spoilt_table(rows, programs):
+        rows = [list(row) for row in rows]
+        if number < len(OF_ROWS):
+            rows[1][number] = rows[OF_ROWS[number]][number]
+        return table(rows, programs)
+
+    def spoilt_addresses(numbers):
+        numbers, fields = list(numbers), len(OF_ADDRESSES)
+        place = number - len(OF_ROWS)
+        if place >= 0:
+            numbers[fields + place] = numbers[OF_ADDRESSES[place] * fields + place]
+        return addresses(tuple(numbers))
+
+    monkeypatch.setattr(tables, "table", spoilt_table)
+    monkeypatch.setattr(tables, "addresses", spoilt_addresses)
+    kernels.update(wrong, None)
+    same = [torch.equal(*pair) for pair in zip(tensors_of(right), tensors_of(wrong), strict=True)]
+    assert not all(same[:-3] + same[-2:])  # the small matrix's weight is another one
+
+
 class Launches:
     """Stands for a kernel: notes the grids that it is launched with."""
 
-    grids: ClassVar[list] = []
+    def __init__(self):
+        self.grids = []
 
     def __getitem__(self, grid):
         self.grids.append(grid)
@@ -266,8 +391,9 @@ class Launches:
 def test_a_rank_without_a_row_of_a_matrix_launches_nothing(kernels, monkeypatch):
     from zenflow.device.kernels import triton_source
 
+    launches = Launches()
     for name in ("add_squares", "add_parts", "gather", "move_and_pack", "land", "adamw"):
-        monkeypatch.setattr(triton_source, name, Launches())
+        monkeypatch.setattr(triton_source, name, launches)
     m = Matrix((0, 9), torch.float32)
     columns, rows = torch.ones(9, device=DEVICE), torch.ones(0, device=DEVICE)
     kernels.energies([(m.grad, columns, rows)])
@@ -279,8 +405,9 @@ def test_a_rank_without_a_row_of_a_matrix_launches_nothing(kernels, monkeypatch)
     count = torch.zeros(len(m.important), dtype=torch.int64, device=DEVICE)
     state = ColumnState(*(gradient.clone() for _ in range(3)), count)
     hyper = Hyper(1e-2, 0.9, 0.999, 1e-8, 0.1)
-    kernels.update(state, [Member(m.weight, m.important, gradient)], hyper, None)
-    assert Launches.grids == []
+    step = ColumnStep(state, [Member(m.weight, m.important, gradient)], hyper)
+    kernels.update([step], None)
+    assert launches.grids == []
     assert (count == 1).all()
 
 

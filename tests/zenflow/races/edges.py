@@ -335,10 +335,13 @@ def _kernels(checker):
         written = [weight.select(1, int(i)) for i in columns.indices.numpy()]
         return [arrived, columns.rows[among], *newer], written
 
-    def update(_, state, members, hyper, factor):
-        own = [state.master, state.exp_avg, state.exp_avg_sq]
+    def update(_, steps, factor):
+        states = [t for s in steps for t in (s.state.master, s.state.exp_avg, s.state.exp_avg_sq)]
+        own = [*states, *(step.state.step for step in steps)]
+        members = [member for step in steps for member in step.members]
         reads = [t for m in members for t in (m.gradient, m.columns)]
-        written = [m.weight.select(1, int(i)) for m in members for i in m.columns.numpy()]
+        weights = [m for m in members if m.weight is not None]
+        written = [m.weight.select(1, int(i)) for m in weights for i in m.columns.numpy()]
         return [*own, *reads, factor], [*own, *written]
 
     kinds = (energies, make_factors, important, move, pack, land, update)

@@ -157,6 +157,18 @@ class Member:
     """Gradient of these columns, as `DeviceKernels.important` has returned it."""
 
 
+@dataclass(frozen=True, slots=True)
+class ColumnStep:
+    """Columns of one length that take an AdamW step, and the matrices that they are of."""
+
+    state: ColumnState
+    """State of the members' columns, one member after another."""
+    members: Sequence[Member]
+    """Matrices of one dtype and one number of rows."""
+    hyper: Hyper
+    """Settings of the step."""
+
+
 class DeviceKernels(ABC):
     """Operations on matrices of a device, launched in order on the calling thread's stream.
 
@@ -260,14 +272,10 @@ class DeviceKernels(ABC):
         """
 
     @abstractmethod
-    def update(
-        self, state: ColumnState, members: Sequence[Member], hyper: Hyper, factor: Tensor | None
-    ) -> None:
+    def update(self, steps: Sequence[ColumnStep], factor: Tensor | None) -> None:
         """Apply one AdamW step to columns, and write them into their weights where these are here.
 
         Args:
-            state: The columns' state: those of the members, one after another.
-            members: The matrices; all weights have one dtype.
-            hyper: Settings of the step.
+            steps: The columns; none is there twice.
             factor: Factor on the gradients, shape (), float32; None for 1.
         """

@@ -8,16 +8,15 @@ import torch
 from torch import Tensor
 
 from zenflow.device.kernels.base import (
-    ColumnState,
+    ColumnStep,
     DeviceKernels,
     FreshMove,
     FreshVectors,
     HostColumns,
     LateGradient,
-    Member,
 )
 from zenflow.host import e4m3
-from zenflow.rule.adamw import Hyper, update_rows
+from zenflow.rule.adamw import update_rows
 from zenflow.rule.sizes import FRESH_ELEMENTS
 
 
@@ -106,24 +105,29 @@ class TorchKernels(DeviceKernels):
             late.move_on(arrived_DO, columns)
         weight_OI.t().index_copy_(0, columns.indices, arrived_DO)
 
-    def update(
-        self, state: ColumnState, members: Sequence[Member], hyper: Hyper, factor: Tensor | None
-    ) -> None:
-        """Join the members' gradients, step all rows together, and scatter them."""
-        grad_OK = torch.cat([member.gradient for member in members], dim=1)
-        # Always a copy, and contiguous: one pass turns columns into rows of another dtype.
-        grad_KO = grad_OK.new_empty(grad_OK.shape[::-1], dtype=torch.float32).copy_(grad_OK.t())
-        if factor is not None:
-            grad_KO.mul_(factor)
-        update_rows(state.master, state.exp_avg, state.exp_avg_sq, state.step, grad_KO, hyper)
-        dtypes = {member.weight.dtype for member in members if member.weight is not None}
-        if not dtypes:
-            return
-        fresh_OK = state.master.t().to(dtypes.pop())
-        parts = fresh_OK.split([member.columns.numel() for member in members], dim=1)
-        for member, part_OK in zip(members, parts, strict=True):
-            if member.weight is not None:
-                member.weight.index_copy_(1, member.columns, part_OK)
+    def update(self, steps: Sequence[ColumnStep], factor: Tensor | None) -> None:
+        """Go by columns of one length: they are stepped together."""
+        for step in steps:
+            _update(step, factor)
+
+
+def _update(step: ColumnStep, factor: Tensor | None) -> None:
+    """Join the members' gradients, step all rows together, and scatter them."""
+    state, members = step.state, step.members
+    grad_OK = torch.cat([member.gradient for member in members], dim=1)
+    # Always a copy, and contiguous: one pass turns columns into rows of another dtype.
+    grad_KO = grad_OK.new_empty(grad_OK.shape[::-1], dtype=torch.float32).copy_(grad_OK.t())
+    if factor is not None:
+        grad_KO.mul_(factor)
+    update_rows(state.master, state.exp_avg, state.exp_avg_sq, state.step, grad_KO, step.hyper)
+    dtypes = {member.weight.dtype for member in members if member.weight is not None}
+    if not dtypes:
+        return
+    fresh_OK = state.master.t().to(dtypes.pop())
+    parts = fresh_OK.split([member.columns.numel() for member in members], dim=1)
+    for member, part_OK in zip(members, parts, strict=True):
+        if member.weight is not None:
+            member.weight.index_copy_(1, member.columns, part_OK)
 
 
 def _pack(grad_IO: Tensor, indices: Tensor, packed: Tensor) -> None:

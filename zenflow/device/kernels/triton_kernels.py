@@ -17,16 +17,16 @@ from torch import Tensor
 
 from zenflow.device.kernels import triton_source
 from zenflow.device.kernels.base import (
-    ColumnState,
+    ColumnStep,
     DeviceKernels,
     FreshMove,
     FreshVectors,
     HostColumns,
     LateGradient,
-    Member,
     SecondMoments,
 )
-from zenflow.device.kernels.triton_launches import EXACT, Table, Tables
+from zenflow.device.kernels.column_table import ColumnRun, runs_of
+from zenflow.device.kernels.triton_launches import EXACT, Table, Tables, triton_type
 from zenflow.device.kernels.triton_norms import Norms
 from zenflow.host_state import GROUP
 from zenflow.rule.adamw import Hyper, row_scales
@@ -187,29 +187,34 @@ class TritonKernels(DeviceKernels):
                 **TURNED, **EXACT,
             )  # fmt: skip
 
-    def update(
-        self, state: ColumnState, members: Sequence[Member], hyper: Hyper, factor: Tensor | None
-    ) -> None:
-        """Step each member's rows by one kernel."""
-        state.step.add_(1)
-        if not state.master.numel():
+    def update(self, steps: Sequence[ColumnStep], factor: Tensor | None) -> None:
+        """Step all columns of one kind by one kernel, which finds them by their addresses."""
+        if not steps:
             return
-        step_size, denom_scale = row_scales(state.step, hyper)
-        kept, rest1 = 1.0 - hyper.lr * hyper.weight_decay, 1.0 - hyper.beta1
-        vectors = (state.master, state.exp_avg, state.exp_avg_sq, step_size, denom_scale)
-        counts = [len(member.columns) for member in members]
+        torch._foreach_add_([step.state.step for step in steps], 1)
+        stepped = [step for step in steps if step.state.master.numel()]
+        counts: dict[Hyper, list[Tensor]] = {}
+        for step in stepped:
+            counts.setdefault(step.hyper, []).append(step.state.step)
+        scales = {hyper: row_scales(torch.cat(own), hyper) for hyper, own in counts.items()}
         with self._here():
-            for member, count, *parts in zip(
-                members, counts, *(vector.split(counts) for vector in vectors), strict=True
-            ):
-                weight, num_rows = member.weight, state.master.shape[1]
-                triton_source.adamw[_grid(count, num_rows, STEPPED)](
-                    *parts[:3], member.gradient, weight, member.columns, *parts[3:],
-                    factor, kept, rest1, hyper.beta2, 1.0 - hyper.beta2, hyper.eps, count,
-                    num_rows, *((0, 0) if weight is None else weight.stride()),
-                    HAS_FACTOR=factor is not None, WRITES=weight is not None,
-                    **STEPPED, **EXACT,
+            for kind, run in runs_of(stepped, STEPPED).items():
+                hyper, table = kind.hyper, self._by_tile(run)
+                kept, rest1 = 1.0 - hyper.lr * hyper.weight_decay, 1.0 - hyper.beta1
+                triton_source.adamw[table.grid](
+                    self._tables.addresses(tuple(run.addresses)), table.rows, table.owners,
+                    *scales[hyper], factor,
+                    kept, rest1, hyper.beta2, 1.0 - hyper.beta2, hyper.eps,
+                    HAS_FACTOR=factor is not None, DTYPE=triton_type(kind.dtype),
+                    IS_WIDE=kind.is_wide, **table.settings, **STEPPED, **EXACT,
                 )  # fmt: skip
+
+    def _by_tile(self, run: ColumnRun) -> Table:
+        """Return a table whose programs have a tile of `STEPPED` each."""
+        rows = tuple(run.rows)
+        return self._tables.known(
+            ("columns", rows), lambda: self._tables.table(rows, run.programs)
+        )
 
 
 def _ranges(columns: HostColumns) -> tuple[int, int, int, int]:

@@ -45,8 +45,13 @@ class Access(NamedTuple):
     @property
     def settings(self) -> dict[str, Any]:
         """Constants of a kernel that reads in this way."""
-        dtype = getattr(tl, str(self.dtype).removeprefix("torch."))
-        return {"DTYPE": dtype, "ALONG": self.along, "IS_WIDE": self.is_wide}
+        return {"DTYPE": triton_type(self.dtype), "ALONG": self.along, "IS_WIDE": self.is_wide}
+
+
+def triton_type(dtype: torch.dtype) -> tl.dtype:
+    """Return Triton's type of a tensor's elements."""
+    found: tl.dtype = getattr(tl, str(dtype).removeprefix("torch."))
+    return found
 
 
 def readable(matrix_OI: Tensor) -> Tensor:
@@ -98,10 +103,9 @@ class Tables:
             found = self._known[key] = make()
         return found
 
-    def addresses(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return the tensors' addresses on the device, (n,), int64."""
-        found = tuple(tensor.data_ptr() for tensor in tensors)
-        return self.known(found, lambda: self._sent(torch.tensor(found, device="cpu")))
+    def addresses(self, numbers: tuple[int, ...]) -> Tensor:
+        """Return addresses on the device, (n,), int64."""
+        return self.known(numbers, lambda: self._sent(torch.tensor(numbers, device="cpu")))
 
     def table(self, rows: Sequence[Sequence[int]], programs: Sequence[int]) -> Table:
         """Return rows on the device, each with a number of programs of its own."""

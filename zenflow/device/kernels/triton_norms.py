@@ -81,7 +81,8 @@ class Norms:
         plan = self._tables.known(key, lambda: self._planned(key))
         parts = measured[0][1].new_empty(plan.num_parts)
         for squares in plan.squares:
-            addresses = self._tables.addresses([measured[place][0] for place in squares.places])
+            found = tuple(measured[place][0].data_ptr() for place in squares.places)
+            addresses = self._tables.addresses(found)
             table = squares.table
             triton_source.add_squares[table.grid](
                 addresses, table.rows, table.owners, parts, HAS_ROWS=squares.has_rows,

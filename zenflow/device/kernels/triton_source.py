@@ -278,34 +278,66 @@ def land(
     tl.store(weight + rows * weight_row + columns * weight_column, values, mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_columns"])
+ADDRESSES = tl.constexpr(6)
+"""Number of a matrix's addresses for `adamw`."""
+
+
+@triton.jit
+def at_address(address, DTYPE: tl.constexpr, IS_WIDE: tl.constexpr):
+    """Return an address of a table as a pointer; with `IS_WIDE` it is a multiple of 16 bytes."""
+    pointer = tl.load(address).to(tl.pointer_type(DTYPE))
+    if IS_WIDE:
+        pointer = tl.multiple_of(pointer, 16)
+    return pointer
+
+
+@triton.jit
 def adamw(
-    master, exp_avg, exp_avg_sq, grad, weight, columns, step_size, denom_scale, factor,
-    kept, rest1, beta2, rest2, eps, num_columns, num_rows, weight_row, weight_column,
-    HAS_FACTOR: tl.constexpr, WRITES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    addresses, matrices, owners, step_size, denom_scale, factor, kept, rest1, beta2, rest2, eps,
+    HAS_FACTOR: tl.constexpr, DTYPE: tl.constexpr, IS_WIDE: tl.constexpr, FIELDS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Step columns that lie as rows (K, O), by torch.optim.AdamW's formulas; write the weights."""
-    place = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    """Step columns that lie as rows (K, O), by torch.optim.AdamW's formulas; write the weights.
+
+    Each matrix has `ADDRESSES`: of its gradient, master, first and second moments, columns'
+    indices and weight. A weight at address 0 is not written. Its row of the table `matrices` is
+    (K, O, place of its first column in `step_size` and `denom_scale`, the weight's strides, first
+    program). A program has one tile.
+    """
+    program = tl.program_id(0)
+    owner = tl.load(owners + program)
+    own, places = matrices + owner * FIELDS, addresses + owner * ADDRESSES
+    num_columns, num_rows = tl.load(own).to(tl.int32), tl.load(own + 1).to(tl.int32)
+    if IS_WIDE:
+        num_rows = tl.multiple_of(num_rows, 16)
+    tile = program - tl.load(own + 5).to(tl.int32)
+    across = tl.cdiv(num_columns, COLUMNS)
+    place = tile % across * COLUMNS + tl.arange(0, COLUMNS)
+    row = tile // across * ROWS + tl.arange(0, ROWS)
     is_place, is_row = place < num_columns, row < num_rows
     inside = is_place[:, None] & is_row[None, :]
     at = place.to(tl.int64)[:, None] * num_rows + row[None, :]
-    new = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
+    new = tl.load(at_address(places, DTYPE, IS_WIDE) + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_FACTOR:
         new = new * tl.load(factor)
-    mean = tl.load(exp_avg + at, mask=inside, other=0.0)
-    square = tl.load(exp_avg_sq + at, mask=inside, other=0.0)
-    value = tl.load(master + at, mask=inside, other=0.0)
-    size = tl.load(step_size + place, mask=is_place, other=0.0)[:, None]
-    scale = tl.load(denom_scale + place, mask=is_place, other=1.0)[:, None]
+    master = at_address(places + 1, tl.float32, IS_WIDE) + at
+    exp_avg = at_address(places + 2, tl.float32, IS_WIDE) + at
+    exp_avg_sq = at_address(places + 3, tl.float32, IS_WIDE) + at
+    mean = tl.load(exp_avg, mask=inside, other=0.0)
+    square = tl.load(exp_avg_sq, mask=inside, other=0.0)
+    value = tl.load(master, mask=inside, other=0.0)
+    of_place = tl.load(own + 2) + place
+    size = tl.load(step_size + of_place, mask=is_place, other=0.0)[:, None]
+    scale = tl.load(denom_scale + of_place, mask=is_place, other=1.0)[:, None]
     mean = mean + rest1 * (new - mean)
     square = square * beta2 + rest2 * (new * new)
     denom = tl.div_rn(tl.sqrt_rn(square), scale) + eps
     value = value * kept - tl.div_rn(mean * size, denom)
-    tl.store(exp_avg + at, mean, mask=inside)
-    tl.store(exp_avg_sq + at, square, mask=inside)
-    tl.store(master + at, value, mask=inside)
-    if WRITES:
+    tl.store(exp_avg, mean, mask=inside)
+    tl.store(exp_avg_sq, square, mask=inside)
+    tl.store(master, value, mask=inside)
+    if tl.load(places + 5) != 0:
+        columns = at_address(places + 4, tl.int64, False)
         column = tl.load(columns + place, mask=is_place, other=0)
-        at = weight + column[:, None] * weight_column + row.to(tl.int64)[None, :] * weight_row
-        tl.store(at, value.to(weight.dtype.element_ty), mask=inside)
+        at = row.to(tl.int64)[None, :] * tl.load(own + 3) + column[:, None] * tl.load(own + 4)
+        tl.store(at_address(places + 5, DTYPE, False) + at, value.to(DTYPE), mask=inside)
