@@ -94,7 +94,7 @@ class Runner:
         self._reused |= {slug: row for slug, row in own.items() if not _is_own(row)}
         for key in self.study.reuses:
             found = records.committed(key)
-            if found is None or self.scope.smoke:
+            if found is None or self.scope.smoke or not found.is_of(catalogue.load(key)):
                 continue
             names = {cell.slug: cell for cell in cells}
             for slug, row in _by_identity(found.rows, cells).items():

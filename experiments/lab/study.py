@@ -172,7 +172,8 @@ class Study:
     one_at_a_time: bool = False
     """Whether cells are timed, so that none may run beside another."""
     reuses: tuple[str, ...] = ()
-    """Studies whose committed rows stand for cells of the same identity."""
+    """Studies whose committed rows stand for cells of the same identity, if the record is of the
+    study's present revision."""
     exact: bool = False
     """Whether nothing is measured: the same on every machine, but for the last digits."""
     tolerance: float | None = None

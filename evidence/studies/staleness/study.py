@@ -207,6 +207,7 @@ STUDY = Study(
     tables=_tables,
     draw=_draw,
     seeds=(0, 1),
-    minutes=150,
+    reuses=("accuracy",),
+    minutes=120,
     revision=3,
 )

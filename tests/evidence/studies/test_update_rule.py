@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from evidence.studies.update_rule.design import GROUPS, VARIANTS, Group
 from evidence.studies.update_rule.study import STUDY, cells_of
 from evidence.studies.update_rule.summary import summarise
+from experiments.lab import catalogue
 from experiments.lab import record as records
 from experiments.lab.record import Record
 from experiments.lab.runner import Runner
@@ -70,7 +71,10 @@ def test_a_recorded_run_is_not_trained_again_but_what_a_new_one_is_compared_with
     base, known = cells[0].settings, cells[1].settings
     recorded = [{**base, "eval_loss": 2.0, "variant": "on_device"},
                 {**known, "eval_loss": 3.0, "variant": "of another name"}]  # fmt: skip
-    other = Record(folder=Path("2026-01-01_accuracy_cpu"), header={}, rows=recorded, findings=())
+    header = {"config": {"revision": catalogue.load("accuracy").revision}}
+    other = Record(
+        folder=Path("2026-01-01_accuracy_cpu"), header=header, rows=recorded, findings=()
+    )
     found = {"accuracy": other}
     monkeypatch.setattr(records, "committed", found.get)
 
@@ -87,6 +91,10 @@ def test_a_recorded_run_is_not_trained_again_but_what_a_new_one_is_compared_with
     assert len(made) == 3  # the model that fine-tuning starts from too
     assert rows(tmp_path / "record") == here
     assert len(made) == 3
+    header["config"]["revision"] -= 1
+    assert [row["source"] for row in rows(tmp_path / "another")] == ["this study"] * 3, (
+        "rows of an earlier rule are none of today's"
+    )
 
 
 def test_a_run_is_compared_with_the_device_of_its_own_origin_seed_and_rate():
