@@ -49,12 +49,12 @@ def catch_up(
     return CatchUpJob(*state.tensors(), host.step, active, steps, upload)
 
 
-def stepped(columns: MovingColumns, steps: Sequence[AdamStep]) -> MovingColumns:
-    """Take steps on columns that leave the host, in place, and return them."""
+def stepped(columns: MovingColumns, steps: Sequence[AdamStep]) -> torch.Tensor:
+    """Take steps on columns that leave the host, in place; return how many each has taken."""
     numbers = columns.master, columns.exp_avg, columns.exp_avg_sq
     active = torch.ones(len(columns.step), dtype=torch.uint8, device="cpu")
     kernel.run(CatchUpJob(*numbers, columns.step, active, steps))
-    return columns
+    return columns.step
 
 
 def parts_of(works: Sequence[RowWork], pool: HostPool | None) -> list[Part]:
