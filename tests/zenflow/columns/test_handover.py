@@ -2,11 +2,14 @@
 
 from unittest import mock
 
+import pytest
 import torch
 
-from tests.models import TinyStack, assert_equal, closing, weights_of
+from tests.models import TINY, TinyStack, assert_equal, closing, weights_of
 from tests.zenflow.races.harness import Training, checked
-from zenflow.columns import handover
+from zenflow import ZenFlowAdamW, ZenFlowConfig
+from zenflow.columns import handover, host_update
+from zenflow.host.kernel import active_kernel
 from zenflow.rule.sizes import COLUMN_STATE_BYTES
 from zenflow.step.host import schedule
 
@@ -71,3 +74,19 @@ def test_a_handover_sends_the_state_of_its_columns_once_each_way_and_waits_for_n
             assert sum(state) == COLUMN_STATE_BYTES * num_elements
             assert len(state) == len(messages) - len(state) == num_groups
         assert num_waits == READS
+
+
+@pytest.mark.skipif(active_kernel() != "c", reason="needs the C kernel")
+@pytest.mark.parametrize("rule", ["exact", "published"])
+def test_the_hosts_threads_share_the_steps_of_columns_that_leave(rule, monkeypatch):
+    """The training thread, for which the device waits, takes none alone."""
+    monkeypatch.delattr(host_update.kernel, "run")
+    config = ZenFlowConfig(topk_ratio=0.3, update_interval=2, update_rule=rule, **TINY)
+    model = TinyStack(num_layers=3)
+    with closing(ZenFlowAdamW(model.parameters(), config=config, host_threads=2)) as optimizer:
+        before = [split.important_columns.clone() for split in optimizer._engine.layout.splits]
+        for step in range(3):
+            model.loss(step).backward()
+            optimizer.step()
+        after = [split.important_columns for split in optimizer._engine.layout.splits]
+        assert any(not torch.equal(*pair) for pair in zip(before, after, strict=True))

@@ -213,7 +213,7 @@ class ExactTasks(AbstractHostTasks):
             for staged in self.queues[block.index]
             if staged.hyper is not None and staged.factor is not None
         ]
-        return stepped(block.host.copied(rows, numbers), steps)
+        return stepped(block.host.copied(rows, numbers), steps, self.pool)
 
 
 def _work(block: Block, make: Callable[[], HostJob]) -> RowWork:

@@ -159,7 +159,7 @@ class PublishedTasks(AbstractHostTasks):
         if found is not None:
             found = replace(found, values=found.values[rows])
         steps = _steps_on_mean(found, self._count(block), step.hyper_of(block))
-        return stepped(block.host.copied(rows, numbers), steps)
+        return stepped(block.host.copied(rows, numbers), steps, self.pool)
 
     def flush(self, blocks: Iterable[Block], *, step: Step | None = None) -> None:
         """Queue the AdamW steps of windows that end; between two steps nothing waits."""
