@@ -1,9 +1,7 @@
 """Columns change owner, and take master, moments and step count along.
 
-In a *handover* columns of one block change owner, as many in each direction. In a *resizing* k
-changes in mid-run: every block gets another number of important columns, so that rows move too.
-Host rows move within their parameter's slab, one parameter at a time, and device banks are made
-anew one after another.
+In a *handover* columns of one block change owner, as many in each direction.
+`zenflow.columns.resizing` has changes of k, which move other rows too.
 
 Before a column leaves the host, all its gradients have been applied there. A column that comes to
 the host has had all its gradients on the device.
@@ -11,22 +9,27 @@ the host has had all its gradients on the device.
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 
 import torch
 from torch import Tensor
 
-from zenflow.columns.device_rows import Bank
 from zenflow.columns.host_rows import ROW_STATE, MovingColumns
 from zenflow.columns.host_shares import HostShares
-from zenflow.columns.layout import Block, Layout, SplitParam
-from zenflow.columns.placement import assign_banks, members_of
-from zenflow.rule.blocks import important_count
+from zenflow.columns.layout import Block, SplitParam
+from zenflow.device.base import AbstractDevice, HostValues
 from zenflow.rule.importance import select_columns
 from zenflow.rule.sizes import COLUMN_STATE_BYTES, MOVING_BYTES
+
+NUMBERS = ROW_STATE[1:]
+"""Names of a column's state in float32."""
+
+FinishRows = Callable[[Block, Tensor, Sequence[Tensor]], Tensor]
+"""Function of a block, indices of host rows, and an (n, O) output for each of `NUMBERS`; returns
+the rows' Adam steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +57,24 @@ class Swap:
 @torch.no_grad()
 def hand_over(
     blocks: Sequence[Block],
-    finish_rows: Callable[[Block, Tensor], MovingColumns],
+    finish_rows: FinishRows,
     hysteresis: float,
     shares: HostShares,
+    device: AbstractDevice,
 ) -> dict[int, Tensor]:
     """Choose the blocks' important columns by their scores, and move those that change owner.
 
     The caller has waited for the blocks' host tasks, for the last step's gradient and for the last
-    landing. Every read of the device's memory waits for it, so that all blocks are read together.
+    landing. Every read of the device's memory waits for it. So the scores of all blocks are read
+    together, and columns come to the host while the next group's are made ready to leave.
 
     Args:
         blocks: The blocks, changed in place.
-        finish_rows: Returns copies of a block's host rows of some indices as the window's end
-            leaves them.
+        finish_rows: Writes a block's host rows of some indices, as the window's end leaves them,
+            to memory of the host.
         hysteresis: Share by which a newcomer must exceed the column it replaces.
         shares: Ranks whose hosts have the rows of columns that leave.
+        device: The device.
 
     Returns:
         Which host rows take part in the window's update, shape (D,), uint8, by the block's index.
@@ -77,10 +83,16 @@ def hand_over(
         block.index: torch.ones(block.shape.num_deferred, dtype=torch.uint8, device="cpu")
         for block in blocks
     }
+    before: _Entering | None = None
     for group in _groups(_choose(blocks, hysteresis)):
-        _move(group, [finish_rows(swap.block, swap.rows) for swap in group], shares)
+        entering = _exchange(group, finish_rows, shares, device)
+        if before is not None:
+            before.put()
+        before = entering
         for swap in group:
             active[swap.block.index][swap.rows] = 0
+    if before is not None:
+        before.put()
     return active
 
 
@@ -117,7 +129,7 @@ def _groups(swaps: Iterable[Swap]) -> Iterator[list[Swap]]:
 
 @dataclass(frozen=True, slots=True)
 class _There:
-    """Indices of a `Swap`, copied to the device: (n,), int64 each."""
+    """A `Swap` on the device: (n,), int64 each."""
 
     rows: Tensor
     """Indices of the host rows that leave."""
@@ -127,39 +139,103 @@ class _There:
     """Indices of the columns that leave the host."""
     to_host: Tensor
     """Indices of the columns that come to the host."""
+    step: Tensor
+    """Adam steps that the columns which leave the host have taken."""
 
 
-def _move(swaps: Sequence[Swap], leaving: Sequence[MovingColumns], shares: HostShares) -> None:
-    """Bring the banks' rows to the host's, and put the leaving ones in their place."""
-    device = swaps[0].block.columns.scores.device
-    _write_newer(swap.block.split for swap in swaps)
-    sent = iter(
-        _send([t for s in swaps for t in (s.rows, s.ranks, s.to_device, s.to_host)], device)
+@dataclass(frozen=True, slots=True)
+class _Entering:
+    """Columns of a group of swaps on their way to the host."""
+
+    swaps: Sequence[Swap]
+    """Swaps that bring the columns."""
+    steps: HostValues
+    """Adam steps that the columns have taken, int64, one swap's after another's."""
+    numbers: HostValues
+    """Masters and moments of the columns, float32, as `_shapes` orders them."""
+
+    def put(self) -> None:
+        """Wait for the columns, and write them to their rows."""
+        counts = self.steps.tensor().split([len(swap.rows) for swap in self.swaps])
+        numbers = _apart(self.numbers.tensor(), _shapes(self.swaps))
+        for place, (swap, step) in enumerate(zip(self.swaps, counts, strict=True)):
+            own = numbers[place :: len(self.swaps)]
+            swap.block.host.put(swap.rows, MovingColumns(step, *own))
+
+
+def _exchange(
+    swaps: Sequence[Swap], finish_rows: FinishRows, shares: HostShares, device: AbstractDevice
+) -> _Entering:
+    """Put a group's leaving rows into the banks, and send the banks' rows to the host.
+
+    Each side has one message of whole numbers and one of state, and nothing waits for the device.
+    """
+    write_newer(swap.block.split for swap in swaps)
+    shapes = _shapes(swaps)
+    leaving = device.host_memory(sum(map(math.prod, shapes)), torch.float32)
+    rooms = _apart(leaving, shapes)
+    there = _send_indices(
+        swaps,
+        [finish_rows(s.block, s.rows, rooms[i :: len(swaps)]) for i, s in enumerate(swaps)],
+        device,
     )
-    there = [_There(*islice(sent, 4)) for _ in swaps]
     places = [s.block.bank_first + own.ranks for s, own in zip(swaps, there, strict=True)]
-    entering = {}
-    for name in ROW_STATE:
-        banks = [getattr(swap.block.split.bank, name) for swap in swaps]
-        taken = [bank[place] for bank, place in zip(banks, places, strict=True)]
-        values: Sequence[Tensor] = _send([getattr(rows, name) for rows in leaving], device)
-        if name != "step":  # of which every rank has all
-            parts = [swap.block.split.part for swap in swaps]
-            taken = [part.of(rows, 1) for part, rows in zip(parts, taken, strict=True)]
-            values = shares.gather(values, [swap.block.split.num_rows for swap in swaps])
-        entering[name] = _fetch(taken)
-        for index in range(len(swaps)):
-            banks[index][places[index]] = values[index]
-    for index, swap in enumerate(swaps):
-        columns = MovingColumns(*(entering[name][index] for name in ROW_STATE))
-        swap.block.host.put(swap.rows, columns)
+    entering = _Entering(swaps, *_take(swaps, places, shapes, device))
+    sent = _apart(device.send(leaving), shapes)
+    for index, name in enumerate(NUMBERS):
+        part = sent[index * len(swaps) : (index + 1) * len(swaps)]
+        whole = shares.gather(part, [swap.block.split.num_rows for swap in swaps])
+        for swap, place, values in zip(swaps, places, whole, strict=True):
+            getattr(swap.block.split.bank, name)[place] = values
     for swap, own, place in zip(swaps, there, places, strict=True):
+        swap.block.split.bank.step[place] = own.step
         _rename(swap.block, own, place)
     for split in dict.fromkeys(swap.block.split for swap in swaps):
         split.note_owners()
+    return entering
 
 
-def _write_newer(splits: Iterable[SplitParam]) -> None:
+def _shapes(swaps: Sequence[Swap]) -> list[tuple[int, int]]:
+    """Return the shape of each swap's masters on the host, then first and second moments."""
+    return [(len(swap.rows), swap.block.host_shape[1]) for swap in swaps] * len(NUMBERS)
+
+
+def _send_indices(
+    swaps: Sequence[Swap], steps: Sequence[Tensor], device: AbstractDevice
+) -> list[_There]:
+    """Return each swap's indices on the device, and the steps of columns that leave the host."""
+    own = [
+        tensor
+        for s, step in zip(swaps, steps, strict=True)
+        for tensor in (s.rows, s.ranks, s.to_device, s.to_host, step)
+    ]
+    host = device.host_memory(sum(map(len, own)), torch.int64)
+    torch.cat(own, out=host)
+    sent = iter(device.send(host).split([len(tensor) for tensor in own]))
+    return [_There(*islice(sent, 5)) for _ in swaps]
+
+
+def _take(
+    swaps: Sequence[Swap],
+    places: Sequence[Tensor],
+    shapes: Sequence[tuple[int, int]],
+    device: AbstractDevice,
+) -> tuple[HostValues, HostValues]:
+    """Begin to copy the steps and numbers of the banks' rows at these places to the host."""
+    splits = [swap.block.split for swap in swaps]
+    steps = [split.bank.step[place] for split, place in zip(splits, places, strict=True)]
+    numbers = torch.empty(
+        sum(map(math.prod, shapes)), dtype=torch.float32, device=device.torch_device
+    )
+    rooms = iter(_apart(numbers, shapes))
+    for name in NUMBERS:
+        for split, place in zip(splits, places, strict=True):
+            own = split.part.of(getattr(split.bank, name), 1)
+            torch.index_select(own, 0, place, out=next(rooms))
+    return device.to_host(torch.cat(steps)), device.to_host(numbers)
+
+
+def write_newer(splits: Iterable[SplitParam]) -> None:
     """Let streamed weights have their banks' rows, while these are still theirs."""
     for split in splits:
         if split.page is not None and split.page.home_is_stale:
@@ -185,163 +261,11 @@ def _rename(block: Block, there: _There, place: Tensor) -> None:
 
 def _fetch(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return copies of tensors of one dtype on the host, by one copy from the device."""
-    return _apart(torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu(), tensors)
+    values = torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu()
+    return _apart(values, [tensor.shape for tensor in tensors])
 
 
-def _send(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Return copies of tensors of one dtype on the device, by one copy to it."""
-    return _apart(torch.cat([tensor.reshape(-1) for tensor in tensors]).to(device), tensors)
-
-
-def _apart(values: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    parts = values.split([tensor.numel() for tensor in like])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """A move of rows: row `source[i]` of one side becomes row `target[i]` of the same or other."""
-
-    target: Tensor
-    """Index that each row gets, (n,), int64, on the host."""
-    source: Tensor
-    """Index that each row had, (n,), int64, on the host."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowMoves:
-    """Origin of every row of one parameter in a resizing; columns ascend on both sides."""
-
-    deferred: Tensor
-    """Column of each new host row, (D',)."""
-    important: Tensor
-    """Column of each new bank row, (K',)."""
-    stay: Rows
-    """Moves of host rows to host rows."""
-    enter: Rows
-    """Moves of bank rows to host rows."""
-    keep: Rows
-    """Moves of bank rows to bank rows."""
-    leave: Rows
-    """Moves of host rows to bank rows."""
-
-    @classmethod
-    def of(cls, split: SplitParam, chosen: Tensor) -> RowMoves:
-        """Return the moves that make the chosen columns, (I,) bool on the host, important."""
-        row_of = _ranks(split.deferred_columns.cpu(), split.num_columns)
-        rank_of = _ranks(split.important_columns.cpu(), split.num_columns)
-        deferred = (~chosen).nonzero().squeeze(1)
-        important = chosen.nonzero().squeeze(1)
-        return cls(
-            deferred=deferred,
-            important=important,
-            stay=_present(row_of[deferred]),
-            enter=_present(rank_of[deferred]),
-            keep=_present(rank_of[important]),
-            leave=_present(row_of[important]),
-        )
-
-
-def _ranks(columns: Tensor, num_columns: int) -> Tensor:
-    """Return each column's position in the list, -1 for a column that is not in the list."""
-    ranks = torch.full((num_columns,), -1, device="cpu")
-    ranks[columns] = torch.arange(len(columns), device="cpu")
-    return ranks
-
-
-def _present(sources: Tensor) -> Rows:
-    target = (sources >= 0).nonzero().squeeze(1)
-    return Rows(target, sources[target])
-
-
-@torch.no_grad()
-def resize(layout: Layout, topk_ratio: float, hysteresis: float) -> None:
-    """Let each block choose the number of important columns that another k asks for.
-
-    No update may be in flight and no gradient may wait: tensors are replaced.
-
-    Args:
-        layout: Places of all parameters, changed in place.
-        topk_ratio: New ratio in (0, 1), at least the layout's `least_topk_ratio`.
-        hysteresis: Share by which a newcomer must exceed the column it replaces.
-    """
-    _write_newer(layout.splits)
-    shapes = {
-        block.index: replace(
-            block.shape, num_important=important_count(topk_ratio, block.shape.num_columns)
-        )
-        for block in layout.blocks
-    }
-    counts = [sum(shapes[b.index].num_important for b in split.blocks) for split in layout.splits]
-    banks, places = assign_banks(layout.splits, counts)
-    waiting = Counter(id(split.bank) for split in layout.splits)
-    # Bank by bank, so that an old one is given up before the next new one is made.
-    for bank in banks:
-        bank.allocate(layout.columns.scores.device)
-        for split, place in zip(layout.splits, places, strict=True):
-            if place[0] is not bank:
-                continue
-            for block in split.blocks:
-                block.shape = shapes[block.index]
-            former = split.bank
-            _resize_param(split, *place, hysteresis, layout.shares)
-            waiting[id(former)] -= 1
-            if not waiting[id(former)]:
-                former.free()
-    layout.banks[:] = banks
-    layout.members[:] = [members_of(bank, layout.splits) for bank in banks]
-    layout.topk_ratio = topk_ratio
-    layout.version += 1
-
-
-def _resize_param(
-    split: SplitParam, bank: Bank, first: int, hysteresis: float, shares: HostShares
-) -> None:
-    """Choose one parameter's columns, move its rows, and give its blocks their new views."""
-    chosen = torch.cat(
-        [
-            select_columns(
-                block.columns.scores,
-                block.columns.is_important,
-                block.shape.num_important,
-                hysteresis,
-            )
-            for block in split.blocks
-        ]
-    )
-    moves = RowMoves.of(split, chosen.cpu())
-    _move_rows(split, bank, first, moves, shares)
-    device = bank.master.device
-    split.bank, split.bank_first = bank, first
-    split.host = split.slab_rows.rows(slice(len(moves.deferred)))
-    split.deferred_columns = moves.deferred.to(device)
-    split.important_columns = moves.important.to(device)
-    split.share_out()
-    split.note_owners()
-    leaving = moves.leave.target.to(device)
-    with split.held(changes=True):
-        weight_OI = split.weight()
-        fresh_OL = bank.master[first + leaving].t().to(weight_OI)
-        weight_OI.index_copy_(1, split.important_columns[leaving], fresh_OL)
-
-
-def _move_rows(
-    split: SplitParam, bank: Bank, first: int, moves: RowMoves, shares: HostShares
-) -> None:
-    """Move every row to its new owner and index."""
-    last = first + len(moves.important)
-    device = bank.master.device
-    leaving = split.slab_rows.copies(moves.leave.source)
-    entering = {}
-    for name in ROW_STATE:
-        former = getattr(split.bank, name)[split.bank_first : split.bank_last]
-        rows = getattr(bank, name)[first:last]
-        rows[moves.keep.target.to(device)] = former[moves.keep.source.to(device)]
-        values = getattr(leaving, name).to(device)
-        if name != "step":  # of which every rank has all
-            (values,) = shares.gather([values], [split.num_rows])
-            former = split.part.of(former, 1)
-        rows[moves.leave.target.to(device)] = values
-        entering[name] = former[moves.enter.source.to(device)].cpu()
-    split.slab_rows.move(moves.stay.target, moves.stay.source)
-    split.slab_rows.put(moves.enter.target, MovingColumns(**entering))
+def _apart(values: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Return views of these shapes, one after another, of memory that they fill."""
+    parts = values.split([math.prod(shape) for shape in shapes])
+    return [part.view(*shape) for part, shape in zip(parts, shapes, strict=True)]

@@ -114,7 +114,13 @@ class HostRows:
 
     def copies(self, rows: Tensor) -> MovingColumns:
         """Return the state of the rows of some indices, (n,) int64, as float32 copies."""
-        numbers = self.state.rows(rows).numbers()
+        size = len(rows), self.shape[1]
+        numbers = [torch.empty(size, dtype=torch.float32, device="cpu") for _ in ROW_STATE[1:]]
+        return self.copied(rows, numbers)
+
+    def copied(self, rows: Tensor, numbers: Sequence[Tensor]) -> MovingColumns:
+        """Do as `copies`, to these outputs for weights and moments, (n, O), float32."""
+        self.state.copy_rows(rows, numbers)
         return MovingColumns(self.step[rows], *numbers)
 
     def put(self, rows: Tensor, columns: MovingColumns) -> None:

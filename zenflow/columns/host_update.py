@@ -49,12 +49,17 @@ def catch_up(
     return CatchUpJob(*state.tensors(), host.step, active, steps, upload)
 
 
-def stepped(columns: MovingColumns, steps: Sequence[AdamStep]) -> MovingColumns:
-    """Take steps on columns that leave the host, in place, and return them."""
+def stepped(
+    columns: MovingColumns, steps: Sequence[AdamStep], pool: HostPool | None
+) -> torch.Tensor:
+    """Take steps on columns that leave the host, in place; return how many each has taken.
+
+    The device waits for them, so that the pool's threads help.
+    """
     numbers = columns.master, columns.exp_avg, columns.exp_avg_sq
     active = torch.ones(len(columns.step), dtype=torch.uint8, device="cpu")
-    kernel.run(CatchUpJob(*numbers, columns.step, active, steps))
-    return columns
+    _run(CatchUpJob(*numbers, columns.step, active, steps), pool)
+    return columns.step
 
 
 def parts_of(works: Sequence[RowWork], pool: HostPool | None) -> list[Part]:
@@ -103,11 +108,14 @@ def _run_extent(work: RowWork, part: slice, loan: Loan, pool: HostPool | None) -
     with torch.no_grad(), loan.used(changes=True) as state:
         job = work.make().rows(part.start, part.stop)
         assert not isinstance(job, SumJob)
-        job = job.on(state)  # type: ignore[arg-type]  # both are of the rows' format
-        if pool is None:
-            kernel.run(job)
-        else:
-            pool.run([job.encode()])
+        _run(job.on(state), pool)  # type: ignore[arg-type]  # both are of the rows' format
+
+
+def _run(job: HostJob, pool: HostPool | None) -> None:
+    if pool is None:
+        kernel.run(job)
+    else:
+        pool.run([job.encode()])
 
 
 def _run_part(pieces: list[tuple[RowWork, int, int]], pool: HostPool | None) -> None:

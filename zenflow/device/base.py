@@ -184,7 +184,15 @@ class AbstractDevice(ABC):
 
     @abstractmethod
     def to_host(self, values: Tensor) -> HostValues:
-        """Begin to copy a few float32 scalars to the host; `HostValues.get` has them."""
+        """Begin to copy numbers to the host; `HostValues` has them. Nobody changes them then."""
+
+    @abstractmethod
+    def host_memory(self, num_elements: int, dtype: torch.dtype) -> Tensor:
+        """Return memory on the host for `send`; its contents may be anything."""
+
+    @abstractmethod
+    def send(self, host: Tensor) -> Tensor:
+        """Return numbers on the device that are in memory of `host_memory`; nothing waits."""
 
     @abstractmethod
     def to_device(self, values: Sequence[float]) -> Tensor:
@@ -220,7 +228,7 @@ class AbstractDevice(ABC):
 
 
 class HostValues:
-    """Scalars on their way to the host; `get` blocks until they are there."""
+    """Numbers on their way to the host; who asks for them waits until they are there."""
 
     def __init__(self, values: Tensor, wait: Callable[[], None] | None = None) -> None:
         """Wrap a host tensor that is complete once `wait` has returned."""
@@ -231,7 +239,11 @@ class HostValues:
     def get(self) -> list[float]:
         """Return the values as Python floats."""
         if self._list is None:
-            if self._wait is not None:
-                self._wait()
-            self._list = self._values.tolist()
+            self._list = self.tensor().tolist()
         return self._list
+
+    def tensor(self) -> Tensor:
+        """Return the values."""
+        if self._wait is not None:
+            self._wait()
+        return self._values

@@ -82,6 +82,14 @@ class CpuDevice(AbstractDevice):
         """Return the values."""
         return HostValues(values)
 
+    def host_memory(self, num_elements: int, dtype: torch.dtype) -> Tensor:
+        """Return memory."""
+        return torch.empty(num_elements, dtype=dtype, device="cpu")
+
+    def send(self, host: Tensor) -> Tensor:
+        """Return the numbers where they are."""
+        return host
+
     def to_device(self, values: Sequence[float]) -> Tensor:
         """Return the numbers."""
         return torch.tensor(values, dtype=torch.float32, device="cpu")

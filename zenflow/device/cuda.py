@@ -162,14 +162,11 @@ class CudaDevice(AbstractDevice):
     def _arrived(self, arrival: Arrival) -> Tensor:
         """Return the arriving columns on the device, as the host has them."""
         if arrival.changed is None or arrival.marks is None:
-            return self._sent(arrival.values)
+            return self.send(arrival.values)
         # These columns and no others: the device's own are written meanwhile.
         arrived_DO = arrival.weight.t().index_select(0, arrival.columns.indices)
-        changes.put(arrived_DO, self._sent(arrival.marks), self._sent(arrival.changed))
+        changes.put(arrived_DO, self.send(arrival.marks), self.send(arrival.changed))
         return arrived_DO
-
-    def _sent(self, host: Tensor) -> Tensor:
-        return self._runtime.empty(host.shape, host.dtype).copy_(host, non_blocking=True)
 
     def order_after(self, completion: Completion) -> None:
         """Make the compute stream wait for the copy's end."""
@@ -182,12 +179,18 @@ class CudaDevice(AbstractDevice):
         host.copy_(values, non_blocking=True)
         return HostValues(host, partial(self._wait, self.mark()))
 
+    def host_memory(self, num_elements: int, dtype: torch.dtype) -> Tensor:
+        """Return pinned memory of torch's allocator, which knows when copies are over."""
+        return self._runtime.pinned((num_elements,), dtype)
+
+    def send(self, host: Tensor) -> Tensor:
+        """Copy on the current stream from pinned memory, without waiting."""
+        return self._runtime.empty(host.shape, host.dtype).copy_(host, non_blocking=True)
+
     def to_device(self, values: Sequence[float]) -> Tensor:
         """Copy on the compute stream from pinned memory, without waiting."""
-        host = self._runtime.pinned((len(values),), torch.float32)
-        host.copy_(torch.tensor(values, dtype=torch.float32, device="cpu"))
-        there = self._runtime.empty(host.shape, host.dtype)
-        return there.copy_(host, non_blocking=True)
+        host = self.host_memory(len(values), torch.float32)
+        return self.send(host.copy_(torch.tensor(values, dtype=torch.float32, device="cpu")))
 
     def pinned_slab(self, num_elements: int, dtype: torch.dtype) -> Tensor:
         """Return zeroed memory that is registered where it is.

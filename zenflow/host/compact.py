@@ -110,6 +110,11 @@ class CompactState:
         exp_avg_sq = _float(_decoded(second, self._by_element(self.exp_avg_sq_exponent)))
         return self.weights(), exp_avg, exp_avg_sq
 
+    def copy_rows(self, rows: Tensor, numbers: Sequence[Tensor]) -> None:
+        """Write weights and moments of the rows of some indices to outputs, float32 (n, O)."""
+        for tensor, values in zip(self.rows(rows).numbers(), numbers, strict=True):
+            values.copy_(tensor)
+
     def set_weights(self, weights: Tensor) -> None:
         """Take over weights, (R, O) in any dtype, rounded to nearest."""
         if weights.dtype == torch.bfloat16:

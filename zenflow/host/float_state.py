@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -47,6 +48,11 @@ class FloatState:
     def numbers(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return weights and moments: the live tensors."""
         return self.tensors()
+
+    def copy_rows(self, rows: Tensor, numbers: Sequence[Tensor]) -> None:
+        """Write weights and moments of the rows of some indices to outputs, float32 (n, O)."""
+        for tensor, values in zip(self.tensors(), numbers, strict=True):
+            torch.index_select(tensor, 0, rows, out=values)
 
     def put(self, rows: Tensor, master: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor) -> None:
         """Write weights and moments, float32 (n, O), to the rows of some indices."""

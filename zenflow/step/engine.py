@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from zenflow.columns.device_rows import Resident
-from zenflow.columns.handover import resize
 from zenflow.columns.in_flight import PendingUpload, UpdatesInFlight
 from zenflow.columns.layout import Block, Layout, SplitParam
+from zenflow.columns.resizing import resize
 from zenflow.columns.training_weights import TrainingWeights
 from zenflow.columns.upload_pool import UploadPool
 from zenflow.config import ZenFlowConfig

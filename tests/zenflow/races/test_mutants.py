@@ -10,6 +10,7 @@ from tests.zenflow.races.checker import replaced
 from tests.zenflow.races.harness import races
 from tests.zenflow.races.runtime import CheckedRuntime
 from tests.zenflow.races.test_races import KNOBS, drop, look, save_and_load
+from zenflow.columns import handover
 from zenflow.columns.gradient_queue import RoomPool
 from zenflow.columns.upload_pool import UploadBuffer, UploadPool
 from zenflow.device.base import HostValues
@@ -94,6 +95,14 @@ def forgetting_uploads(old):
 
 def unpinned_at_once(_):
     return lambda self, buffer: self._device.free_slab(buffer.memory.data)
+
+
+def put_early(old):
+    def put(self):
+        self.steps._wait = self.numbers._wait = None
+        old(self)
+
+    return put
 
 
 def never_busy(old):
@@ -192,6 +201,9 @@ MUTANTS = {
         HostWorker, "submit", after_some(lambda what: "h2d" not in what)
     ),
     "norms are read early": Mutant(HostValues, "__init__", read_early),
+    "columns enter the host early": Mutant(
+        handover._Entering, "put", put_early, changes=SELECTING
+    ),
     "the ring is written at once": Mutant(GradientRing, "_free_slot", room_at_once, ring_bytes=1),
     "the ring keeps nothing for uploads": Mutant(
         GradientRing, "pack", kept_for_the_first, ring_bytes=1

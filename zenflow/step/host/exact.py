@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zenflow.columns.byte_memory import ByteMemory
 from zenflow.columns.gradient_queue import RoomPool, StagedGradient, adam_step
-from zenflow.columns.host_rows import HostRows, MovingColumns
+from zenflow.columns.host_rows import HostRows
 from zenflow.columns.host_update import RowWork, catch_up, stepped
 from zenflow.columns.layout import Block, Bucket
 from zenflow.host.jobs import HostJob, Upload
@@ -204,14 +204,16 @@ class ExactTasks(AbstractHostTasks):
         self._free(queue)
         queue.clear()
 
-    def finish_rows(self, step: Step, block: Block, rows: Tensor) -> MovingColumns:
-        """Return copies of some rows, all waiting gradients applied."""
+    def finish_rows(
+        self, step: Step, block: Block, rows: Tensor, numbers: Sequence[Tensor]
+    ) -> Tensor:
+        """Copy some rows, all waiting gradients applied."""
         steps = [
             adam_step(staged.hyper, staged.factor.get()[0], staged.values[rows])
             for staged in self.queues[block.index]
             if staged.hyper is not None and staged.factor is not None
         ]
-        return stepped(block.host.copies(rows), steps)
+        return stepped(block.host.copied(rows, numbers), steps, self.pool)
 
 
 def _work(block: Block, make: Callable[[], HostJob]) -> RowWork:

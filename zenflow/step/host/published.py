@@ -5,7 +5,7 @@ ZenFlow's accumulation (arXiv 2505.12242), for comparisons.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from zenflow.columns.device_rows import Resident
 from zenflow.columns.gradient_queue import StagedGradient, adam_step
-from zenflow.columns.host_rows import HostRows, MovingColumns
+from zenflow.columns.host_rows import HostRows
 from zenflow.columns.host_update import RowWork, catch_up, stepped
 from zenflow.columns.layout import Block, Bucket, Layout, SplitParam
 from zenflow.config import ZenFlowConfig
@@ -151,13 +151,15 @@ class PublishedTasks(AbstractHostTasks):
         if len(self.sums) > 1:
             self.accumulators[block.index] = 1 - self.accumulators[block.index]
 
-    def finish_rows(self, step: Step, block: Block, rows: Tensor) -> MovingColumns:
-        """Return copies of some rows, stepped by the window's mean."""
+    def finish_rows(
+        self, step: Step, block: Block, rows: Tensor, numbers: Sequence[Tensor]
+    ) -> Tensor:
+        """Copy some rows, stepped by the window's mean."""
         found = self._gradients(step, block)
         if found is not None:
             found = replace(found, values=found.values[rows])
         steps = _steps_on_mean(found, self._count(block), step.hyper_of(block))
-        return stepped(block.host.copies(rows), steps)
+        return stepped(block.host.copied(rows, numbers), steps, self.pool)
 
     def flush(self, blocks: Iterable[Block], *, step: Step | None = None) -> None:
         """Queue the AdamW steps of windows that end; between two steps nothing waits."""

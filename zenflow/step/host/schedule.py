@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from zenflow.columns.handover import hand_over, resize
+from zenflow.columns.handover import hand_over
 from zenflow.columns.layout import Block, Layout, by_bucket
+from zenflow.columns.resizing import resize
 from zenflow.config import ZenFlowConfig
 from zenflow.device.base import AbstractDevice
 from zenflow.lanes.completion import unique, wait_all
@@ -79,7 +80,8 @@ class HostSchedule:
             self._resize(step)
             return
         finish_rows = partial(self.tasks.finish_rows, step)
-        active = hand_over(blocks, finish_rows, self.config.hysteresis, self.layout.shares)
+        hysteresis, shares = self.config.hysteresis, self.layout.shares
+        active = hand_over(blocks, finish_rows, hysteresis, shares, self.device)
         if self.changed is not None:
             self.changed.forget(block for block in blocks if not active[block.index].all())
             self.changed.measure(blocks)

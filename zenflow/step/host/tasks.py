@@ -12,7 +12,6 @@ from torch import Tensor
 from zenflow.columns.byte_memory import ByteMemory
 from zenflow.columns.device_rows import Resident
 from zenflow.columns.gradient_queue import StagedGradient
-from zenflow.columns.host_rows import MovingColumns
 from zenflow.columns.host_update import Part, RowWork, extent_parts, parts_of
 from zenflow.columns.in_flight import PendingUpload, UpdatesInFlight
 from zenflow.columns.layout import Block, Bucket, Layout, SplitParam
@@ -118,8 +117,20 @@ class AbstractHostTasks(ABC):
         """Note that the work of `window_work` is queued."""
 
     @abstractmethod
-    def finish_rows(self, step: Step, block: Block, rows: Tensor) -> MovingColumns:
-        """Return copies of some rows as the window's end leaves them; all gradients are there."""
+    def finish_rows(
+        self, step: Step, block: Block, rows: Tensor, numbers: Sequence[Tensor]
+    ) -> Tensor:
+        """Copy some rows as the window's end leaves them; all gradients are there.
+
+        Args:
+            step: The step under way.
+            block: The block.
+            rows: Indices of the rows, (n,), int64.
+            numbers: Outputs for weights and moments, (n, O), float32.
+
+        Returns:
+            The number of Adam steps that each of these rows has taken then, (n,), int64.
+        """
 
     @abstractmethod
     def flush(self, blocks: Iterable[Block], *, step: Step | None = None) -> None:
