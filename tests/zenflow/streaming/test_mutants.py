@@ -106,7 +106,7 @@ MUTANTS = {
     "changes are given up": (WeightStream, "evict", forgetting_changes, PLAIN),
     "important columns are not written": (SplitParam, "write_important", nothing, PLAIN),
     "stale homes are not known": (WeightStream, "_bring", known_on_arrival, PLAIN),
-    "owners change before weights are up to date": (handover, "_write_newer", nothing, PLAIN),
+    "owners change before weights are up to date": (handover, "write_newer", nothing, PLAIN),
     "weights at home read NaN": (Page, "show_at_home", always_in_a_graph, PLAIN),
     "a page in use is given up": (
         WeightStream,
