@@ -177,7 +177,7 @@ def narrow(monkeypatch):
         monkeypatch.setitem(triton_norms.SQUARES, "ROWS", 16)
         monkeypatch.setitem(triton_norms.SQUARES, "COLUMNS", 16)
         monkeypatch.setitem(triton_norms.PARTS, "PARTS", 2)
-        monkeypatch.setitem(triton_norms.PARTS, "WIDTH", 8)
+        monkeypatch.setitem(triton_norms.PARTS, "WIDTH", 32)
         monkeypatch.setitem(triton_kernels.FACTORS, "WIDTH", 16)
 
 
