@@ -252,13 +252,13 @@ def _step_samples(
 
     def intake() -> None:
         kernels.energies([(grad, energies, no_rows)])  # rows are counted with fresh steps
-        kernels.important(grad, important)
+        kernels.important([(grad, important)])
 
     bank = Bank(group=0, num_rows=rows, num_columns=len(important))
     bank.allocate(device)
     hyper = Hyper(lr=1e-4, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0)
 
-    members = [Member(weight, important, kernels.important(grad, important))]
+    members = [Member(weight, important, *kernels.important([(grad, important)]))]
     step = ColumnStep(bank.part(0, len(important)), members, hyper)
 
     def update() -> None:

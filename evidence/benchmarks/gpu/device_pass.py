@@ -111,14 +111,14 @@ def parts_of(matrix: Matrix) -> dict[str, Work]:
     split, grad, kernels = matrix.split, matrix.grad, matrix.kernels
     rows, columns = grad.shape
     deferred, important = matrix.num_deferred * rows, split.important_columns.numel() * rows
-    vectors = 4 * (rows + columns)
+    vectors, chosen = 4 * (rows + columns), [(grad, split.important_columns)]
     moving = split.weight(), grad, matrix.fresh._factors(split)
     return {
         "norms": Work(
             lambda: kernels.energies([(grad, split.columns.energies, split.rows.energies)]),
             2 * grad.numel() + vectors,
         ),
-        "gather": Work(lambda: kernels.important(grad, split.important_columns), 4 * important),
+        "gather": Work(lambda: kernels.important(chosen), 4 * important),
         "factors": Work(_making_factors(matrix), 4 * (7 * columns + 6 * rows)),
         "fresh step": Work(lambda: kernels.move(*moving), 6 * grad.numel()),
         "pack": Work(_packing(matrix, moves=False), 4 * deferred),
@@ -180,7 +180,7 @@ def _updating(matrix: Matrix) -> Callable[[], None]:
     """Return a function that steps the important columns and writes their weights."""
     split, device = matrix.split, matrix.grad.device
     columns = split.important_columns
-    gradient = matrix.kernels.important(matrix.grad, columns)
+    (gradient,) = matrix.kernels.important([(matrix.grad, columns)])
     members = [Member(split.weight(), columns, gradient)]
     state = split.bank.part(split.bank_first, split.bank_last)
     hyper = Hyper(1e-4, 0.9, 0.999, 1e-8, 0.01)

@@ -27,11 +27,11 @@ def test_launches_of_a_step_are_those_of_its_matrices_blocks_and_buckets(kernels
     landing = counts.blocks / decoder_1b.INTERVAL  # all that land in a window, over its steps
     if is_fused:  # two kernels a bucket, and a copy of its gradients' addresses where they differ
         assert 2 * counts.buckets <= found["norms"] <= 3 * counts.buckets
-        assert found["factors"] == counts.buckets
+        assert found["factors"] == found["gather"] == counts.buckets
     else:
         assert found["norms"] == 2 * counts.splits + counts.buckets
+        assert found["gather"] == counts.splits
         assert found["factors"] == 2 + 6 * counts.buckets + 2 * counts.splits
-    assert found["gather"] == counts.splits
     assert found["land"] == landing * (1 if is_fused else 4)
     assert found["copies"] == counts.blocks + landing
     moved = 0 if is_fused else 2 * counts.splits

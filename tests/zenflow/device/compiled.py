@@ -8,6 +8,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from zenflow.device.kernels import triton_gathers as gathers
 from zenflow.device.kernels import triton_kernels as launched
 from zenflow.device.kernels import triton_norms as norms
 from zenflow.device.kernels import triton_source as source
@@ -17,16 +18,16 @@ FLOATS = ["column_factors", "stays", "row_factors", "parts", "shares", *source.V
 TABLES = ["addresses", "matrices", "sums"]
 OF_STEPS = ["step_size", "denom_scale", "factor"]
 NUMBERS = ["rate", "kept", "rest1", "beta2", "rest2", "eps"]
-OF_MODEL = ["grad", "weight", "packed", "arrived", "late", "matrix"]
+OF_MODEL = ["grad", "weight", "packed", "arrived", "late", "gathered"]
 ONE = {"grad_column": 1, "weight_column": 1, "column_stride": 1, "late_row": 1}
 """Strides of the last dimension, as Triton takes them for constants."""
 LANGUAGE = {"bf16": tl.bfloat16, "fp32": tl.float32}
 
 
 def type_of(name, dtype, kernel):
-    if name in OF_MODEL or (kernel is source.gather and name == "rows"):
+    if name in OF_MODEL:
         return f"*{dtype}"
-    if name == "table" or (kernel is source.gather and name == "columns"):
+    if name in ("table", "columns"):
         return "*i64"
     if name in FLOATS + OF_STEPS:
         return "*fp32"
@@ -87,11 +88,12 @@ def main():
                 {"MOVES": True, "STAYS": False, "PACKS": True, "ROUNDS": True, **nothing}),
             "land": (source.land, launched.TURNED, {"IS_LATE": True, "IS_PACKED": True}),
             **{f"add squares{name}": (source.add_squares, norms.SQUARES,
-                                      {"HAS_ROWS": True, "FIELDS": 9, **access})
+                                      {"HAS_ROWS": True, "FIELDS": 10, **access})
                for name, access in WAYS.items()},
             "add parts": (source.add_parts, norms.PARTS, {"FIELDS": 5}),
             "fresh factors": (source.fresh_factors, launched.FACTORS, {"FIELDS": 5}),
-            "gather": (source.gather, launched.GATHERED, {}),
+            "gather": (source.gather, gathers.GATHERED,
+                       {"FIELDS": 9, "IS_TALL": True, "ALONG": 1, "IS_WIDE": False}),
             "adamw": (source.adamw, launched.STEPPED, of_table),
         }  # fmt: skip
         for name, (kernel, tile, constants) in cases.items():

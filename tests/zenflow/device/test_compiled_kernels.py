@@ -40,7 +40,7 @@ def test_matrices_are_read_and_written_by_whole_lines(compiled):
         kernel = name.partition(",")[0]
         if kernel in WIDE:
             assert re.search(r"ld\.global[.a-z0-9:_]*\.v4\.b32", ptx), name
-        if kernel in ("move and pack", "move", "pack", "adamw"):
+        if kernel in ("move and pack", "move", "pack", "gather", "adamw"):
             assert re.search(r"st\.global[.a-z0-9:_]*\.v4\.b32", ptx), name
 
 

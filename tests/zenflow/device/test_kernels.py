@@ -142,7 +142,7 @@ def test_columns_are_packed_and_their_weights_moved(kernels, shape, dtype, way):
     if way != "packs":
         expected = m.moved(expected, rows, deferred, m.move.rate)
     assert_near(m.weight.t()[deferred], expected, dtype)
-    assert_equal([kernels.important(m.grad, m.important)], [m.grad.t()[m.important]])
+    assert_equal(kernels.important([(m.grad, m.important)]), [m.grad.t()[m.important]])
 
 
 @EVERY
@@ -240,9 +240,12 @@ def test_important_columns_take_torchs_step_at_counts_of_their_own(kernels, dtyp
         step = torch.arange(count, device=DEVICE) % 5
         weights = [m.weight.clone() for m in matrices]
         members = [
-            Member(weight, m.important, own.important(m.grad, m.important))
-            for weight, m in zip(weights, matrices, strict=True)
-        ]
+            Member(weight, m.important, gradient)
+            for weight, m, gradient in zip(
+                weights, matrices, own.important([(m.grad, m.important) for m in matrices]),
+                strict=True,
+            )
+        ]  # fmt: skip
         state = ColumnState(master, mean, square, step)
         own.update([ColumnStep(state, members, hyper)], factor)
         results.append(([master, mean, square], [step], weights))
@@ -266,7 +269,9 @@ def column_steps(kernels, kinds):
         draw = torch.Generator(DEVICE).manual_seed(seed)
         members = [
             Member(
-                m.weight if is_here else None, m.important, kernels.important(m.grad, m.important)
+                m.weight if is_here else None,
+                m.important,
+                *kernels.important([(m.grad, m.important)]),
             )
             for m in matrices
         ]
@@ -322,9 +327,9 @@ def test_columns_of_equal_settings_and_type_are_one_launch(kernels, monkeypatch)
 
 
 def test_addresses_are_sent_again_only_where_one_is_another(kernels):
+    steps = column_steps(kernels, BANKS[:2])
     sent, addresses = [], kernels._tables.addresses
     kernels._tables.addresses = lambda numbers: sent.append(addresses(numbers)) or sent[-1]
-    steps = column_steps(kernels, BANKS[:2])
     for _ in range(2):
         kernels.update(steps, None)
     other = Member(*(getattr(steps[0].members[0], n) for n in ("weight", "columns")),
@@ -398,7 +403,7 @@ def test_a_rank_without_a_row_of_a_matrix_launches_nothing(kernels, monkeypatch)
     columns, rows = torch.ones(9, device=DEVICE), torch.ones(0, device=DEVICE)
     kernels.energies([(m.grad, columns, rows)])
     assert not columns.any()
-    gradient = kernels.important(m.grad, m.important)
+    (gradient,) = kernels.important([(m.grad, m.important)])
     kernels.move(m.weight, m.grad, m.move)
     kernels.pack(m.grad, m.on_host, m.arrived, m.weight, m.move)
     kernels.land(m.arrived, m.on_host, m.weight, None)

@@ -145,21 +145,43 @@ def check_factors(kernels, guard=lambda tensors: None):
     assert all((vector == -7.0).all() for vector in terms.idle)
 
 
+def columns_of(grads):
+    """Return (gradient, some of its columns in any order) each, of one all and of one none."""
+    counts = {"wide": 0, "odd": 33}
+    draw = torch.Generator(DEVICE).manual_seed(2)
+    return [
+        (grad, torch.randperm(width, generator=draw, device=DEVICE)[: counts.get(name, count)])
+        for name, grad in grads.items()
+        for width, count in [(grad.shape[1], 1 + grad.shape[1] // 2)]
+    ]
+
+
+def check_gathers(kernels, guard=lambda tensors: None):
+    """Hold columns to those that torch selects."""
+    asked = columns_of(gradients())
+    guard([tensor for each in asked for tensor in each])
+    gathered = kernels.important(asked)
+    assert_equal(gathered, [grad.t()[columns] for grad, columns in asked])
+    assert all(rows.is_contiguous() and rows.data_ptr() % 16 == 0 for rows in gathered)
+
+
 @pytest.fixture
 def narrow(monkeypatch):
     """Let small matrices need several programs, as large ones do."""
     if IS_INTERPRETED:
-        from zenflow.device.kernels import triton_kernels, triton_norms
+        from zenflow.device.kernels import triton_gathers, triton_kernels, triton_norms
 
+        monkeypatch.setitem(triton_gathers.GATHERED, "ROWS", 4)
+        monkeypatch.setitem(triton_gathers.GATHERED, "COLUMNS", 8)
         monkeypatch.setattr(triton_norms, "MOST_PROGRAMS", 4)
         monkeypatch.setitem(triton_norms.SQUARES, "ROWS", 16)
         monkeypatch.setitem(triton_norms.SQUARES, "COLUMNS", 16)
         monkeypatch.setitem(triton_norms.PARTS, "PARTS", 2)
-        monkeypatch.setitem(triton_norms.PARTS, "WIDTH", 8)
+        monkeypatch.setitem(triton_norms.PARTS, "WIDTH", 32)
         monkeypatch.setitem(triton_kernels.FACTORS, "WIDTH", 16)
 
 
-CHECKS = {"norms": check_norms, "factors": check_factors}
+CHECKS = {"norms": check_norms, "factors": check_factors, "gathers": check_gathers}
 
 
 @pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
@@ -180,6 +202,14 @@ def test_norms_are_those_of_matrices_alone_and_of_any_others_beside_them(kernels
     kernels.energies(turned.measured)
     assert_equal([turned.columns[n] for n in grads], [together.columns[n] for n in grads])
     assert_equal([together.columns["wide"]], [together.columns["wide, in a buffer"]])
+
+
+def test_columns_are_those_of_matrices_alone_and_of_any_others_beside_them(kernels, narrow):
+    asked = columns_of(gradients())
+    together = kernels.important(asked)
+    assert_equal([kernels.important([each])[0] for each in asked], together)
+    turned = kernels.important(asked[::-1])
+    assert_equal(turned[::-1], together)
 
 
 def test_groups_of_bounded_size_change_no_bit(kernels, monkeypatch):
@@ -249,18 +279,27 @@ def test_tables_are_sent_again_only_where_something_differs(kernels, monkeypatch
         assert len(sent) == 6
     kernels.energies(outputs.measured)
     assert len(sent) == 6  # both addresses are known
+    columns = torch.arange(3, device=DEVICE)
+    for number in (8, 8):  # a gather from the same matrices has another table alone
+        kernels.important([(grad, columns) for grad, *_ in outputs.measured])
+        assert len(sent) == number
+
+
+def test_tables_that_were_forgotten_are_made_again(kernels, narrow, monkeypatch):
+    from zenflow.device.kernels import triton_launches
+
     monkeypatch.setattr(triton_launches, "MOST_KNOWN", 3)
-    for _ in range(3):
-        check_norms(kernels)
-        check_factors(kernels)
-    assert len(kernels._tables._known) <= 3
+    for _ in range(2):
+        for check in CHECKS.values():
+            check(kernels)
+            assert 0 < len(kernels._tables._known) <= 3
 
 
 FAULTS = {
     "every program reads the first matrix's row": (
-        "norms", "owner = tl.load(owners + program)", "owner = tl.load(owners + program) * 0"),
+        "norms", "own = matrices + tl.load(owners + program)", "own = matrices + 0"),
     "a matrix is read at the first one's address": (
-        "norms", "tl.load(addresses + owner)", "tl.load(addresses)"),
+        "norms", "addresses + tl.load(own + FIELDS - 2)", "addresses"),
     "turned matrices are read as plain ones": (
         "norms", "        row_stride = 1", "        row_stride, column_stride = column_stride, 1"),
     "strides are exchanged": (
@@ -275,7 +314,7 @@ FAULTS = {
         "norms", "strip, tile = place // across, place % across",
         "tile, strip = place // across, place % across"),
     "tiles are counted from the launch's first": (
-        "norms", "place = program - tl.load(own + 8).to(tl.int32)", "place = program"),
+        "norms", "place = program - tl.load(own + FIELDS - 1).to(tl.int32)", "place = program"),
     "columns' parts lie where rows' do": ("norms", "tl.load(own + 7)", "tl.load(own + 6)"),
     "rows' parts of two tiles share a place": (
         "norms", "of_rows + tile.to(tl.int64) * num_rows", "of_rows"),
@@ -284,11 +323,33 @@ FAULTS = {
     "the first matrix's parts are added up for all": (
         "norms", "own = sums + tl.load(owners + program)", "own = sums + 0"),
     "sums are written from the launch's first on": (
-        "norms", "place = (program - tl.load(own + 4).to(tl.int32))", "place = program"),
+        "norms", "place = (program - tl.load(own + FIELDS - 1).to(tl.int32))", "place = program"),
     "a sum too many": ("norms", "place < length", "place <= length"),
     "the last sum is missing": ("norms", "place < length", "place < length - 1"),
     "the last part is missing": ("norms", "range(0, num_parts, PARTS)", "range(0, 1, PARTS)"),
     "a part of another matrix": ("norms", "number < num_parts", "number <= num_parts"),
+    "a gather from the first matrix": (
+        "gathers", "own = matrices + tl.load(owners + program)", "own = matrices + 0"),
+    "a gather at the first matrix's address": (
+        "gathers", "addresses + tl.load(own + FIELDS - 2)", "addresses"),
+    "columns of another matrix": (
+        "gathers", "columns = tl.load(own + 4)", "columns = tl.load(matrices + 4)"),
+    "the first columns instead of those that are asked for": (
+        "gathers", "column = tl.load(columns + place, mask=is_place, other=0)",
+        "column = place.to(tl.int64)"),
+    "gathered columns are written over another matrix's": (
+        "gathers", "tl.multiple_of(tl.load(own + 6), 16)", "tl.load(own + 6) * 0"),
+    "gathered tiles are counted from the launch's first": (
+        "gathers", "tile = program - tl.load(own + FIELDS - 1).to(tl.int32)", "tile = program"),
+    "tiles across and down are exchanged": (
+        "gathers", "place = tile % across", "place = tile // across"),
+    "the last row of a tile is missing": (
+        "gathers", "row = tile // across * ROWS", "row = tile // across * (ROWS - 1)"),
+    "the last asked column is missing": (
+        "gathers", "place < num_columns", "place < num_columns - 1"),
+    "a row too many of a column": ("gathers", "row < num_rows", "row <= num_rows"),
+    "gathered rows have the matrix's width": (
+        "gathers", "tl.load(own + 5).to(tl.int32)", "tl.load(own + 1).to(tl.int32)"),
     "the factors of the first matrix for all": (
         "factors", "own = matrices + tl.load(owners + program)", "own = matrices + 0"),
     "the mean of the first matrix": ("factors", "first + column, column <", "column, column <"),
@@ -306,7 +367,7 @@ FAULTS = {
     "rows begin where columns do": (
         "factors", "tl.load(own + 2) + row", "tl.load(own) + row"),
     "chunks are counted from the launch's first": (
-        "factors", "chunk = program - tl.load(own + 4).to(tl.int32)", "chunk = program"),
+        "factors", "chunk = program - tl.load(own + FIELDS - 1).to(tl.int32)", "chunk = program"),
     "rows go by the terms of columns": (
         "factors", "decays_of_rows, floors_of_rows,\n            at",
         "decays, floors,\n            at"),
@@ -422,6 +483,6 @@ def test_no_fault_of_a_kernel_stays_unseen(narrow, guarded, monkeypatch, tmp_pat
 
     name, old, new = FAULTS[fault]
     module = mutant(tmp_path, old, new)
-    for kernel in ("add_squares", "add_parts", "fresh_factors"):
+    for kernel in ("add_squares", "add_parts", "fresh_factors", "gather"):
         monkeypatch.setattr(triton_source, kernel, getattr(module, kernel))
     assert is_seen(partial(CHECKS[name], made_kernels(), guarded))

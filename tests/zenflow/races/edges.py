@@ -286,8 +286,8 @@ def _kernels(checker):
             def launch(self, *args):
                 with _disable_current_modes():  # the interpreter's own operations are no accesses
                     result = old(self, *args)
-                if result is not None:
-                    checker.on_device(result)
+                for made in result or ():
+                    checker.on_device(made)
                 reads, writes = accesses(result, *args)
                 checker.device_access(
                     old.__name__,
@@ -318,8 +318,9 @@ def _kernels(checker):
                 reads += [term[first : first + len(factors)] for term in terms]
         return reads, [factors for each in matrices for factors in each]
 
-    def important(rows, grad, columns):
-        return [*(grad.select(1, int(i)) for i in columns.numpy()), columns], [rows]
+    def important(rows, asked):
+        read = [grad.select(1, int(i)) for grad, columns in asked for i in columns.numpy()]
+        return [*read, *(columns for _, columns in asked)], rows
 
     def move(_, weight, grad, move):
         return [weight, grad, *factors(move)], [weight]

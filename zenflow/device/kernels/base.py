@@ -194,8 +194,12 @@ class DeviceKernels(ABC):
         """
 
     @abstractmethod
-    def important(self, grad_OI: Tensor, columns_K: Tensor) -> Tensor:
-        """Return a copy of a gradient's important columns, as `update` takes them."""
+    def important(self, asked: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        """Return copies of gradients' important columns, as `update` takes them.
+
+        Args:
+            asked: (gradient (O, I), indices of its important columns (K,), int64) each.
+        """
 
     @abstractmethod
     def begin_factors(self, vectors: FreshVectors) -> None:

@@ -37,9 +37,9 @@ class TorchKernels(DeviceKernels):
         if norms:
             torch._foreach_mul_(norms, norms)
 
-    def important(self, grad_OI: Tensor, columns_K: Tensor) -> Tensor:
+    def important(self, asked: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
         """Return them as columns, (O, K)."""
-        return grad_OI.index_select(1, columns_K)
+        return [grad_OI.index_select(1, columns_K) for grad_OI, columns_K in asked]
 
     def begin_factors(self, vectors: FreshVectors) -> None:
         """Add up what is known of second moments, in two operations for all matrices."""

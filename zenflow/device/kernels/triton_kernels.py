@@ -26,13 +26,12 @@ from zenflow.device.kernels.base import (
     SecondMoments,
 )
 from zenflow.device.kernels.column_table import ColumnRun, runs_of
+from zenflow.device.kernels.triton_gathers import Gathers
 from zenflow.device.kernels.triton_launches import EXACT, Table, Tables, triton_type
 from zenflow.device.kernels.triton_norms import Norms
 from zenflow.host_state import GROUP
 from zenflow.rule.adamw import Hyper, row_scales
 
-GATHERED = {"ROWS": 32, "COLUMNS": 64, "num_warps": 4}
-"""Tile of elements of `gather`."""
 TURNED = {"ROWS": 32, "COLUMNS": 128, "num_warps": 4}
 """Tile of kernels that turn columns into rows, or back."""
 ROUNDED = {"ROWS": GROUP, "COLUMNS": 64, "num_warps": 4}
@@ -59,6 +58,7 @@ class TritonKernels(DeviceKernels):
         self._device = device
         self._tables = Tables(device)
         self._norms = Norms(self._tables)
+        self._gathers = Gathers(self._tables)
 
     @staticmethod
     def is_interpreted() -> bool:
@@ -77,16 +77,10 @@ class TritonKernels(DeviceKernels):
         with self._here():
             self._norms.measure(measured)
 
-    def important(self, grad_OI: Tensor, columns_K: Tensor) -> Tensor:
-        """Return them as rows, (K, O)."""
-        count, num_rows = len(columns_K), len(grad_OI)
-        rows_KO = grad_OI.new_empty((count, num_rows))
-        if rows_KO.numel():
-            with self._here():
-                triton_source.gather[_grid(count, num_rows, GATHERED)](
-                    grad_OI, columns_K, rows_KO, count, num_rows, *grad_OI.stride(), **GATHERED
-                )
-        return rows_KO
+    def important(self, asked: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        """Return them as rows, (K, O), parts of one buffer."""
+        with self._here():
+            return self._gathers.gather(asked)
 
     def begin_factors(self, vectors: FreshVectors) -> None:
         """Do nothing: the kernel of `make_factors` reads all terms."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 import triton.language as tl
@@ -19,6 +19,7 @@ MOST_KNOWN = 1 << 12
 """Largest number of remembered tables; with one more, all are forgotten."""
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 
 class Access(NamedTuple):
@@ -82,16 +83,29 @@ class Table:
         return {"FIELDS": self.rows.shape[1]}
 
 
+@dataclass(frozen=True, slots=True)
+class Launch(Generic[K]):
+    """One launch over some of the matrices that are at hand: those of one kind."""
+
+    kind: K
+    """Kind of the matrices, by which the kernel's constants are chosen."""
+    table: Table
+    """A row for each; its last number but one is the matrix's place among all at hand."""
+
+
 class Tables:
     """Tables on a device, which are remembered: launches of every step ask for equal ones.
 
     Addresses of gradients are mostly those of a step before, as torch's allocator gives them. One
     thread asks, and all kernels that read the tables follow one another.
+
+    Attributes:
+        device: The device.
     """
 
     def __init__(self, device: torch.device) -> None:
         """Begin with none."""
-        self._device = device
+        self.device = device
         self._known: dict[Hashable, Any] = {}
 
     def known(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -116,8 +130,23 @@ class Tables:
         whole = torch.cat([numbers, firsts.unsqueeze(1)], dim=1)
         return Table(self._sent(whole), self._sent(owners))
 
+    def launches(self, matrices: Sequence[tuple[K, Sequence[int], int]]) -> list[Launch[K]]:
+        """Return the launches over matrices: (kind, row of the table, number of programs) each.
+
+        A matrix without a program is in none: CUDA launches no empty grid.
+        """
+        kinds: dict[K, list[int]] = {}
+        for place, (kind, _, num_programs) in enumerate(matrices):
+            if num_programs:
+                kinds.setdefault(kind, []).append(place)
+        found = []
+        for kind, places in kinds.items():
+            rows = [[*matrices[place][1], place] for place in places]
+            found.append(Launch(kind, self.table(rows, [matrices[place][2] for place in places])))
+        return found
+
     def _sent(self, host: Tensor) -> Tensor:
         """Return a copy on the device, for which nothing waits: it comes from pinned memory."""
-        pinned = host.pin_memory() if self._device.type == "cuda" else host
-        there = torch.empty(host.shape, dtype=host.dtype, device=self._device)
+        pinned = host.pin_memory() if self.device.type == "cuda" else host
+        there = torch.empty(host.shape, dtype=host.dtype, device=self.device)
         return there.copy_(pinned, non_blocking=True)

@@ -9,7 +9,14 @@ import triton
 from torch import Tensor
 
 from zenflow.device.kernels import triton_source
-from zenflow.device.kernels.triton_launches import EXACT, Access, Table, Tables, readable
+from zenflow.device.kernels.triton_launches import (
+    EXACT,
+    Access,
+    Launch,
+    Table,
+    Tables,
+    readable,
+)
 
 SQUARES = {"ROWS": 64, "COLUMNS": 128, "num_warps": 4}
 """Tile of elements of `add_squares`."""
@@ -25,24 +32,11 @@ Measured = tuple[Tensor, Tensor, Tensor]
 """Matrix (O, I), output by column (I,), output by row (O,), as `DeviceKernels.energies` has it."""
 
 
-class _Squares(NamedTuple):
-    """One launch of `add_squares`: matrices that are read in one way."""
-
-    access: Access
-    """Way in which they are read."""
-    has_rows: bool
-    """Whether rows are asked for."""
-    places: list[int]
-    """Places of these matrices among all that are measured together."""
-    table: Table
-    """Shape, strides, tiles and places of parts, a row for each."""
-
-
 class _Plan(NamedTuple):
     """Launches by which some matrices are measured, but for the matrices' addresses."""
 
-    squares: list[_Squares]
-    """First launches, one for each way of reading."""
+    squares: list[Launch[tuple[Access, bool]]]
+    """First launches: a kind is a way of reading, and whether rows are asked for."""
     num_parts: int
     """Number of the parts that they leave."""
     sums: Table
@@ -80,13 +74,12 @@ class Norms:
         )  # fmt: skip
         plan = self._tables.known(key, lambda: self._planned(key))
         parts = measured[0][1].new_empty(plan.num_parts)
-        for squares in plan.squares:
-            found = tuple(measured[place][0].data_ptr() for place in squares.places)
-            addresses = self._tables.addresses(found)
-            table = squares.table
+        addresses = self._tables.addresses(tuple(matrix.data_ptr() for matrix, *_ in measured))
+        for launch in plan.squares:
+            (access, has_rows), table = launch.kind, launch.table
             triton_source.add_squares[table.grid](
-                addresses, table.rows, table.owners, parts, HAS_ROWS=squares.has_rows,
-                **squares.access.settings, **table.settings, **SQUARES, **EXACT,
+                addresses, table.rows, table.owners, parts, HAS_ROWS=has_rows,
+                **access.settings, **table.settings, **SQUARES, **EXACT,
             )  # fmt: skip
         sums = plan.sums
         triton_source.add_parts[sums.grid](
@@ -94,33 +87,24 @@ class Norms:
         )
 
     def _planned(self, key: Sequence[tuple[Any, ...]]) -> _Plan:
-        num_parts, sums = 0, []
-        groups: dict[tuple[Access, bool], tuple[list[int], list[list[int]], list[int]]] = {}
-        for place, (shape, strides, dtype, to_columns, to_rows) in enumerate(key):
+        num_parts, matrices, sums = 0, [], []
+        for shape, strides, dtype, to_columns, to_rows in key:
             num_rows, num_columns = shape
             across = triton.cdiv(num_columns, SQUARES["COLUMNS"])
             down = triton.cdiv(num_rows, SQUARES["ROWS"])
             num_tiles = max(1, across * down // MOST_PROGRAMS)
             strips = triton.cdiv(down, num_tiles)
-            places, rows, programs = groups.setdefault(
-                (Access.of(shape, strides, dtype), to_rows is not None), ([], [], [])
-            )
             of_columns, of_rows = num_parts, num_parts + strips * num_columns
-            places.append(place)
-            rows.append([*shape, *strides, num_tiles, across, of_columns, of_rows])
-            programs.append(strips * across)
+            row = [*shape, *strides, num_tiles, across, of_columns, of_rows]
+            kind = Access.of(shape, strides, dtype), to_rows is not None
+            matrices.append((kind, row, strips * across))
             sums.append([of_columns, to_columns, num_columns, strips])
             num_parts = of_rows
             if to_rows is not None:
                 sums.append([of_rows, to_rows, num_rows, across])
                 num_parts += across * num_rows
-        table = self._tables.table
-        squares = [
-            _Squares(*kind, places, table(rows, programs))
-            for kind, (places, rows, programs) in groups.items()
-        ]
         widths = [triton.cdiv(length, PARTS["WIDTH"]) for _, _, length, _ in sums]
-        return _Plan(squares, num_parts, table(sums, widths))
+        return _Plan(self._tables.launches(matrices), num_parts, self._tables.table(sums, widths))
 
 
 def _groups(measured: Sequence[Measured]) -> Iterator[list[Measured]]:

@@ -18,14 +18,17 @@ import triton.language as tl
 
 @triton.jit
 def located(
-    addresses, own, owner, DTYPE: tl.constexpr, ALONG: tl.constexpr, IS_WIDE: tl.constexpr
+    addresses, own, DTYPE: tl.constexpr, ALONG: tl.constexpr, IS_WIDE: tl.constexpr,
+    FIELDS: tl.constexpr,
 ):  # fmt: skip
     """Return a matrix of a table: its pointer, its numbers of rows and columns, and its strides.
 
-    `own` is the matrix's row of the table, which begins with these four numbers. See `Access` in
-    `zenflow.device.kernels.triton_launches`.
+    `own` is the matrix's row of the table, which begins with these four numbers. Its last but one
+    is the address's place in `addresses`, and its last one the first program. See `Access` and
+    `Launch` in `zenflow.device.kernels.triton_launches`.
     """
-    matrix = tl.load(addresses + owner).to(tl.pointer_type(DTYPE))
+    address = addresses + tl.load(own + FIELDS - 2)
+    matrix = tl.load(address).to(tl.pointer_type(DTYPE))
     num_rows, num_columns = tl.load(own).to(tl.int32), tl.load(own + 1).to(tl.int32)
     row_stride, column_stride = tl.load(own + 2), tl.load(own + 3)
     if IS_WIDE:
@@ -52,18 +55,18 @@ def add_squares(
     """Add up squares: by column over a strip of some tiles, by row over one tile's width.
 
     Each matrix has a row of the table `matrices`: (O, I, strides, tiles of a strip, tiles across,
-    place of its columns' parts, place of its rows' parts, first program). Of the float32 `parts`
-    those of its columns are (strips, I), and those of its rows (tiles across, O).
+    place of its columns' parts, place of its rows' parts, place of its address, first program). Of
+    the float32 `parts` those of its columns are (strips, I), and those of its rows (tiles across,
+    O).
     """
     program = tl.program_id(0)
-    owner = tl.load(owners + program)
-    own = matrices + owner * FIELDS
+    own = matrices + tl.load(owners + program) * FIELDS
     matrix, num_rows, num_columns, row_stride, column_stride = located(
-        addresses, own, owner, DTYPE, ALONG, IS_WIDE
+        addresses, own, DTYPE, ALONG, IS_WIDE, FIELDS
     )
     num_tiles, across = tl.load(own + 4).to(tl.int32), tl.load(own + 5).to(tl.int32)
     of_columns, of_rows = parts + tl.load(own + 6), parts + tl.load(own + 7)
-    place = program - tl.load(own + 8).to(tl.int32)
+    place = program - tl.load(own + FIELDS - 1).to(tl.int32)
     strip, tile = place // across, place % across
     column = tile * COLUMNS + tl.arange(0, COLUMNS)
     is_column = column < num_columns
@@ -97,7 +100,7 @@ def add_parts(
     source = parts + tl.load(own)
     target = tl.load(own + 1).to(tl.pointer_type(tl.float32))
     length, num_parts = tl.load(own + 2).to(tl.int32), tl.load(own + 3).to(tl.int32)
-    place = (program - tl.load(own + 4).to(tl.int32)) * WIDTH + tl.arange(0, WIDTH)
+    place = (program - tl.load(own + FIELDS - 1).to(tl.int32)) * WIDTH + tl.arange(0, WIDTH)
     is_place = place < length
     total = tl.zeros([WIDTH], dtype=tl.float32)
     for part in range(0, num_parts, PARTS):
@@ -139,7 +142,7 @@ def fresh_factors(
     program = tl.program_id(0)
     own = matrices + tl.load(owners + program) * FIELDS
     first, num_columns = tl.load(own), tl.load(own + 1).to(tl.int32)
-    chunk = program - tl.load(own + 4).to(tl.int32)
+    chunk = program - tl.load(own + FIELDS - 1).to(tl.int32)
     num_chunks = tl.cdiv(num_columns, WIDTH)
     if chunk < num_chunks:
         column = chunk * WIDTH + tl.arange(0, WIDTH)
@@ -166,14 +169,32 @@ def fresh_factors(
         tl.store(factors_of_rows + at, root, mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_columns"])
+@triton.jit
 def gather(
-    matrix, columns, rows, num_columns, num_rows, row_stride, column_stride,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    addresses, matrices, owners, gathered, DTYPE: tl.constexpr, ALONG: tl.constexpr,
+    IS_WIDE: tl.constexpr, IS_TALL: tl.constexpr, FIELDS: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Write some columns of a matrix as rows, (K, O)."""
-    place = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    """Write some columns of each matrix as rows, (K, O).
+
+    Each matrix has a row of the table `matrices`: (O, I, strides, address of the columns' indices,
+    K, place of its rows, place of its address, first program). With `IS_TALL` O is divisible by
+    16.
+    """
+    program = tl.program_id(0)
+    own = matrices + tl.load(owners + program) * FIELDS
+    matrix, num_rows, _, row_stride, column_stride = located(
+        addresses, own, DTYPE, ALONG, IS_WIDE, FIELDS
+    )
+    columns = tl.load(own + 4).to(tl.pointer_type(tl.int64))
+    num_columns = tl.load(own + 5).to(tl.int32)
+    rows = gathered + tl.multiple_of(tl.load(own + 6), 16)
+    if IS_TALL:  # a number that a function has returned can't be told so
+        num_rows = tl.multiple_of(tl.load(own).to(tl.int32), 16)
+    across = tl.cdiv(num_columns, COLUMNS)
+    tile = program - tl.load(own + FIELDS - 1).to(tl.int32)
+    place = tile % across * COLUMNS + tl.arange(0, COLUMNS)
+    row = tile // across * ROWS + tl.arange(0, ROWS)
     is_place, is_row = place < num_columns, row < num_rows
     inside = is_row[:, None] & is_place[None, :]
     column = tl.load(columns + place, mask=is_place, other=0)

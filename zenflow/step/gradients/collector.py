@@ -140,9 +140,12 @@ class GradientCollector:
         kernels.energies(
             [(grad, split.columns.energies, split.rows.energies) for split, grad in new.items()]
         )
-        for split, grad_OI in new.items():
-            important[split] = kernels.important(grad_OI, split.important_columns)
-            if self.sketch is not None:
+        columns = kernels.important(
+            [(grad, split.important_columns) for split, grad in new.items()]
+        )
+        important.update(zip(new, columns, strict=True))
+        if self.sketch is not None:
+            for split, grad_OI in new.items():
                 self.sketch.take(split, grad_OI)
 
     def complete(self, step: Step) -> None:
