@@ -86,8 +86,14 @@ setup(
     ext_modules=[
         Extension(
             "zenflow.host._host_kernel",
-            sources=[f"zenflow/host/_host_{name}.c" for name in ("kernel", "compact", "pool")],
-            depends=["zenflow/host/_host_kernel.h", "zenflow/host/_host_arithmetic.h"],
+            sources=[
+                f"zenflow/host/_host_{name}.c"
+                for name in ("kernel", "compact", "compact_wide", "pool")
+            ],
+            depends=[
+                f"zenflow/host/_host_{name}.h"
+                for name in ("kernel", "arithmetic", "compact", "compact_words")
+            ],
             extra_compile_args=["/O2", "/std:c11"] if sys.platform == "win32" else _FLAGS,
             extra_link_args=[] if sys.platform == "win32" else ["-pthread", "-lm"],
             optional=True,  # without a compiler the package installs and runs on torch operations

@@ -225,7 +225,7 @@ INLINE void store_upload(const HostJob *job, int64_t start, int64_t n, const flo
 }
 
 /* The job that writes the upload before once more, of rows that have taken no step since. */
-static HostJob former_of(const HostJob *job)
+static inline HostJob former_of(const HostJob *job)
 {
     HostJob former = *job;
     former.upload = job->former;
@@ -258,7 +258,7 @@ typedef struct {
 /* step_size = lr / (1 - beta1^t) and denom_scale = sqrt(1 - beta2^t), in double until the end, as
  * torch computes them in Python's floats. Divisions and roots are what bounds the arithmetic: the
  * division by denom_scale is a multiplication. */
-static Scales scales_of(const AdamStep *step, int64_t count)
+static inline Scales scales_of(const AdamStep *step, int64_t count)
 {
     const double t = (double)count;
     const float denom_scale = (float)sqrt(1.0 - pow(step->beta2, t));

@@ -4,28 +4,7 @@
  * Random bits are a function of a key and of the element's number in the whole parameter. So the
  * result does not depend on how rows are cut into calls.
  */
-#include "_host_arithmetic.h"
-
-/* Codes are bytes, which 512-bit vectors of "avx512f" alone can't hold. */
-#if defined(HAS_CLONES)
-#define WIDE_CLONES __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
-#else
-#define WIDE_CLONES CLONES
-#endif
-
-/* Steps of the sequences of random bits from element to element, as compact.py has them. */
-#define ODD_WEIGHT 0x9E3779B1u
-#define ODD_FIRST 0xC2B2AE35u
-#define ODD_SECOND 0x85EBCA6Bu
-
-/* Bits of a float32 below a moment's code; octaves from a group's byte to its largest exponent. */
-enum { BITS = 20, ROOM_FIRST = 14, ROOM_SECOND = 30 };
-
-typedef struct {
-    uint32_t weight;
-    uint32_t first;
-    uint32_t second;
-} Keys;
+#include "_host_compact.h"
 
 static uint64_t mixed(uint64_t state)
 {
@@ -85,30 +64,24 @@ INLINE uint32_t largest(const float *restrict values, int64_t n)
     return found;
 }
 
-INLINE uint8_t exponent_of(uint32_t bits, int32_t room)
-{
-    const int32_t exponent = (int32_t)(bits >> 23) - room;
-    return (uint8_t)(exponent > 0 ? exponent : 0);
-}
-
 /* Signed comparisons, which every instruction set has: codes and bits of sizes are below 2^31. */
 INLINE void encode(const Group *group, const float *restrict master, const float *restrict exp_avg,
-                   const float *restrict exp_avg_sq, const Keys *keys, uint32_t number, int64_t n)
+                   const float *restrict exp_avg_sq, const Keys *keys, uint32_t at, int64_t n)
 {
     uint16_t *restrict high = group->high;
     int8_t *restrict low = group->low;
     uint8_t *restrict first = group->first, *restrict second = group->second;
-    const uint32_t key1 = keys->weight + number * ODD_WEIGHT;
+    const uint32_t key1 = keys->weight + at * ODD_WEIGHT;
     for (int64_t i = 0; i < n; i++) {
         const uint32_t drawn = (key1 + (uint32_t)i * ODD_WEIGHT) >> 24;
         const uint32_t bits = as_bits(master[i]) + drawn;
         high[i] = (uint16_t)((bits + 0x8000u) >> 16);
         low[i] = (int8_t)(bits >> 8);
     }
-    const uint8_t exponent1 = exponent_of(largest(exp_avg, n), ROOM_FIRST);
+    const uint32_t exponent1 = exponent_of(largest(exp_avg, n) >> 23, ROOM_FIRST);
     const int32_t base1 = (int32_t)exponent1 << 3;
     const float smallest = as_float((uint32_t)(base1 + 1) << BITS) * (1.0f / (1 << BITS));
-    const uint32_t key2 = keys->first + number * ODD_FIRST;
+    const uint32_t key2 = keys->first + at * ODD_FIRST;
     for (int64_t i = 0; i < n; i++) {
         const uint32_t bits = as_bits(exp_avg[i]), size = bits & 0x7fffffffu;
         const int32_t drawn = (int32_t)((key2 + (uint32_t)i * ODD_FIRST) >> 12);
@@ -118,10 +91,10 @@ INLINE void encode(const Group *group, const float *restrict master, const float
         code = code > lifted ? code : lifted;
         first[i] = (uint8_t)((uint32_t)code | (bits >> 31) << 7);
     }
-    *group->first_exponent = exponent1;
-    const uint8_t exponent2 = exponent_of(largest(exp_avg_sq, n), ROOM_SECOND);
+    *group->first_exponent = (uint8_t)exponent1;
+    const uint32_t exponent2 = exponent_of(largest(exp_avg_sq, n) >> 23, ROOM_SECOND);
     const int32_t base2 = (int32_t)exponent2 << 3;
-    const uint32_t key3 = keys->second + number * ODD_SECOND;
+    const uint32_t key3 = keys->second + at * ODD_SECOND;
     for (int64_t i = 0; i < n; i++) {
         const uint32_t bits = as_bits(exp_avg_sq[i]);
         const uint32_t drawn = (key3 + (uint32_t)i * ODD_SECOND) >> 12;
@@ -131,83 +104,108 @@ INLINE void encode(const Group *group, const float *restrict master, const float
         code = code > least ? code : least;
         second[i] = (uint8_t)code;
     }
-    *group->second_exponent = exponent2;
+    *group->second_exponent = (uint8_t)exponent2;
 }
 
-INLINE void catch_up_group(const HostJob *job, const Group *group, const Scales *scales,
-                           int64_t num_steps, const Scales *upload, const Keys *keys,
-                           int64_t row, int64_t at, uint32_t number, int64_t n)
+/* The tile has the displacement where it is known, and is overwritten. */
+INLINE void upload_group(const RowUpload *upload, int is_known, float *restrict tile,
+                         const float *restrict master, const float *restrict exp_avg,
+                         const float *restrict exp_avg_sq, int64_t start, int64_t n)
 {
-    const int64_t start = row * job->cols + at;
-    float tile[GROUP], master[GROUP], exp_avg[GROUP];
-    float exp_avg_sq[GROUP];
+    const HostJob *job = upload->job;
+    if (!upload->scales) {
+        store_upload(job, start, n, master);
+        return;
+    }
+    if (!is_known)
+        displace_tile(&job->upload, upload->scales, tile, exp_avg, exp_avg_sq, n);
+    for (int64_t i = 0; i < n; i++)
+        tile[i] = master[i] - job->lead * tile[i];
+    store_upload(job, start, n, tile);
+}
+
+INLINE void catch_up_group(const RowPass *pass, const Group *group, int64_t at, int64_t n)
+{
+    const HostJob *job = pass->job;
+    const int64_t start = pass->row * job->cols + at;
+    float tile[GROUP], master[GROUP], exp_avg[GROUP], exp_avg_sq[GROUP];
     decode(group, master, exp_avg, exp_avg_sq, n);
-    for (int64_t k = 0; k < num_steps; k++) {
+    if (job->marks)
+        upload_group(&pass->former, 0, tile, master, exp_avg, exp_avg_sq, start, n);
+    for (int64_t k = 0; k < pass->num_steps; k++) {
         const AdamStep *step = &job->steps[k];
         if (job->grad_dtype == E4M3)
-            scale_group(tile, row_of(step->grad, job->cols, row), job->cols, at, n, step->scale);
+            scale_group(tile, row_of(step->grad, job->cols, pass->row), job->cols, at, n,
+                        step->scale);
         else
             scale_into(tile, step->grad, job->grad_dtype, start, n, step->scale, 0);
-        step_tile(step, &scales[k], tile, master, exp_avg, exp_avg_sq, n);
+        step_tile(step, &pass->scales[k], tile, master, exp_avg, exp_avg_sq, n);
     }
-    if (num_steps) {
-        encode(group, master, exp_avg, exp_avg_sq, keys, number, n);
+    if (pass->num_steps) {
+        encode(group, master, exp_avg, exp_avg_sq, &pass->keys, (uint32_t)at, n);
         if (job->repeatable)
             decode(group, master, exp_avg, exp_avg_sq, n);
     }
-    if (!job->out)
-        return;
-    if (upload) {
-        if (!num_steps || !job->repeats_last || job->repeatable)
-            displace_tile(&job->upload, upload, tile, exp_avg, exp_avg_sq, n);
-        for (int64_t i = 0; i < n; i++)
-            tile[i] = master[i] - job->lead * tile[i];
-        store_upload(job, start, n, tile);
-    } else {
-        store_upload(job, start, n, master);
-    }
+    if (job->out)
+        upload_group(&pass->upload, repeats_last(pass), tile, master, exp_avg, exp_avg_sq, start,
+                     n);
 }
 
-WIDE_CLONES NOINLINE void compact_row(const HostJob *job, int64_t row, const Scales *scales,
-                                 int64_t num_steps, const Scales *upload, const Keys *keys)
+CLONES NOINLINE void compact_part(const RowPass *pass, int64_t begin, int64_t end)
 {
-    const int64_t cols = job->cols, begin = row * cols;
-    const int64_t groups = (cols + GROUP - 1) / GROUP;
-    const uint32_t number = (uint32_t)(job->first + row * job->stride);
-    for (int64_t at = 0, place = row * groups; at < cols; at += GROUP, place++) {
-        const int64_t start = begin + at;
-        const Group group = {job->high + start,      job->low + start,
-                             job->exp_avg8 + start,  job->exp_avg_sq8 + start,
+    const HostJob *job = pass->job;
+    for (int64_t at = begin; at < end; at += GROUP) {
+        const int64_t start = pass->row * job->cols + at, place = place_of(pass, at);
+        const Group group = {job->high + start,       job->low + start,
+                             job->exp_avg8 + start,   job->exp_avg_sq8 + start,
                              job->exponents1 + place, job->exponents2 + place};
-        const uint32_t own = number + (uint32_t)at;
-        if (at + GROUP <= cols) /* a length that the compiler knows */
-            catch_up_group(job, &group, scales, num_steps, upload, keys, row, at, own, GROUP);
+        if (at + GROUP <= end) /* a length that the compiler knows */
+            catch_up_group(pass, &group, at, GROUP);
         else
-            catch_up_group(job, &group, scales, num_steps, upload, keys, row, at, own, cols - at);
+            catch_up_group(pass, &group, at, end - at);
     }
 }
 
-static void catch_up_row(const HostJob *job, int64_t row, int64_t num_steps)
+void zenflow_compact_part(const RowPass *pass, int64_t begin, int64_t end)
 {
-    const int64_t count = job->step[row];
-    const int leads = job->out && job->lead != 0.0f && count + num_steps > 0;
-    const Keys keys = keys_of(job->seed, count + num_steps);
-    Scales scales[MOST_STEPS], upload = {0};
+    compact_part(pass, begin, end);
+}
+
+static void catch_up_row(const HostJob *job, const HostJob *former, int64_t row,
+                         int64_t num_steps)
+{
+    const int64_t before = job->step[row], count = before + num_steps;
+    const uint32_t number = (uint32_t)(job->first + row * job->stride);
+    Keys keys = keys_of(job->seed, count);
+    keys.weight += number * ODD_WEIGHT;
+    keys.first += number * ODD_FIRST;
+    keys.second += number * ODD_SECOND;
+    Scales scales[MOST_STEPS], of_upload, of_former;
+    RowPass pass = {job, row, num_steps, scales, {job, NULL}, {former, NULL}, keys};
     for (int64_t k = 0; k < num_steps; k++)
-        scales[k] = scales_of(&job->steps[k], count + k + 1);
-    if (leads)
-        upload = scales_of(&job->upload, count + num_steps);
-    compact_row(job, row, scales, num_steps, leads ? &upload : NULL, &keys);
-    job->step[row] += num_steps;
+        scales[k] = scales_of(&job->steps[k], before + k + 1);
+    if (job->out && job->lead != 0.0f && count > 0) {
+        of_upload = scales_of(&job->upload, count);
+        pass.upload.scales = &of_upload;
+    }
+    if (job->marks && former->lead != 0.0f && before > 0) {
+        of_former = scales_of(&former->upload, before);
+        pass.former.scales = &of_former;
+    }
+    int64_t done = 0;
+#if defined(HAS_CLONES)
+    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl"))
+        done = zenflow_compact_wide(&pass);
+#endif
+    if (done < job->cols)
+        compact_part(&pass, done, job->cols);
+    job->step[row] = count;
 }
 
 void zenflow_compact_rows(const HostJob *job, int64_t low, int64_t high)
 {
-    for (int64_t row = low; row < high; row++) {
-        if (job->marks) {
-            const HostJob former = former_of(job);
-            catch_up_row(&former, row, 0);
-        }
-        catch_up_row(job, row, job->active[row] ? job->num_steps : 0);
-    }
+    const HostJob former = former_of(job);
+    for (int64_t row = low; row < high; row++)
+        catch_up_row(job, &former, row, job->active[row] ? job->num_steps : 0);
 }

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.zenflow.host.test_kernel import DTYPES, select
-from zenflow.host import kernel, library, torch_kernel
+from tests.zenflow.host.test_kernel import DTYPES, plain_library, select
+from zenflow.host import e4m3, kernel, library, torch_kernel
 from zenflow.host.compact import CompactState, Rounding, keys_of
-from zenflow.host.jobs import AdamStep, CompactJob, Upload
-from zenflow.host_state import GROUP, MOST_WAITING
+from zenflow.host.jobs import AdamStep, Changes, CompactJob, Upload
+from zenflow.host_state import GROUP, MOST_WAITING, gradient_width, mark_bytes
 
 SEED = 0xFEDCBA9876543210
 
@@ -193,6 +193,74 @@ def test_c_and_torch_give_equal_bits(monkeypatch, dtype, repeats, lead):
         kernel.run(ours)
         torch_kernel.run(theirs)
         assert_equal(ours, theirs)
+
+
+def rare(job, kind):
+    """Give a job numbers that few groups have."""
+    generator = torch.Generator().manual_seed(1)
+    place = torch.rand(job.state.high.shape, generator=generator)
+    if kind == "any code":
+        for tensor in job.state.tensors():
+            bytes_ = tensor.view(torch.uint8)
+            bytes_.copy_(torch.randint(0, 255, bytes_.shape, generator=generator))
+    for step in job.steps:
+        if kind == "zeros":
+            step.grad.mul_(place > 0.7)
+        elif kind == "wide":
+            step.grad.mul_(10 ** (-9 * place))
+        elif kind == "huge":
+            step.grad.mul_(10 ** (21 * place))
+        elif kind == "not finite":
+            for number, share in ((math.inf, 0.01), (-math.inf, 0.02), (math.nan, 0.03)):
+                step.grad[(place > share) & (place < share + 0.005)] = number
+            step.grad.view(torch.int16)[:, 7::97] = -1  # NaN of the largest payload
+    if kind == "zeros":
+        for tensor in (job.state.exp_avg, job.state.exp_avg_sq):
+            tensor.mul_((place > 0.3).to(torch.uint8))
+
+
+def short_gradients(job):
+    """Return the job with gradients of eight bits."""
+    steps = []
+    for step in job.steps:
+        rows, num_elements = step.grad.shape
+        grad = torch.empty(rows, gradient_width("e4m3", num_elements), dtype=torch.uint8)
+        e4m3.encode(step.grad, grad)
+        steps.append(replace(step, grad=grad))
+    return replace(job, steps=steps)
+
+
+def marked(job):
+    """Return the job with an upload that marks what it changes."""
+    marks = torch.zeros(len(job.step), mark_bytes(job.state.high.shape[1]), dtype=torch.uint8)
+    changes = Changes(marks, 0.7, AdamStep(2e-3, 0.8, 0.9, 1e-6, 1.0))
+    return replace(job, upload=replace(job.upload, is_repeatable=True, changes=changes))
+
+
+def raw(job):
+    changes = job.upload.changes
+    found = [tensor.view(torch.uint8) for tensor in (*job.state.tensors(), job.upload.out)]
+    return found if changes is None else [*found, changes.marks]
+
+
+def test_rare_numbers_give_equal_bits_by_all_instructions(monkeypatch, tmp_path):
+    """Zeros, infinities, NaN, and codes that no training writes."""
+    select(monkeypatch, "c")
+    plain, own = plain_library(tmp_path), library.c_library()
+    kinds = ("any code", "zeros", "wide", "huge", "not finite")
+    for kind, change, num_steps in itertools.product(
+        kinds, (lambda job: job, short_gradients, marked), (0, 1, 3)
+    ):
+        found = []
+        for used in (plain, own):
+            job = job_of(4, 3 * GROUP + 5, num_steps)
+            rare(job, kind)
+            job = change(job)
+            monkeypatch.setattr(library, "_load", lambda used=used: used)
+            kernel.run(job)
+            found.append(raw(job))
+        for place, (one, other) in enumerate(zip(*found, strict=True)):
+            assert torch.equal(one, other), f"{kind}, {num_steps} steps, tensor {place}"
 
 
 @settings(max_examples=20, deadline=None)

@@ -18,7 +18,8 @@ from zenflow.host.jobs import AdamStep, CatchUpJob, SumJob, Upload
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SOURCES = [
-    Path(kernel.__file__).with_name(f"_host_{name}.c") for name in ("kernel", "compact", "pool")
+    Path(kernel.__file__).with_name(f"_host_{name}.c")
+    for name in ("kernel", "compact", "compact_wide", "pool")
 ]
 FLUSHES = platform.machine().lower() in ("x86_64", "amd64", "aarch64")
 
@@ -179,19 +180,24 @@ def test_any_cut_of_the_steps_gives_the_same_bits(backend, num_steps, repeats_la
         assert_same_bits(results_of(parts), expected)
 
 
-def test_clones_agree_with_plain_c_bit_for_bit(tmp_path, monkeypatch):
-    select(monkeypatch, "c")
+def plain_library(folder):
+    """Return the kernel without instructions that only some processors have."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler")
-    plain = tmp_path / "plain.so"
+    plain = folder / "plain.so"
     options = ["-std=c11", "-O1", "-DCLONES=", "-ffp-contract=off", "-fPIC", "-shared", "-pthread"]
     subprocess.run([compiler, *options, *map(str, SOURCES), "-o", str(plain), "-lm"], check=True)
+    return library.bound(ctypes.CDLL(str(plain)))
+
+
+def test_clones_agree_with_plain_c_bit_for_bit(tmp_path, monkeypatch):
+    select(monkeypatch, "c")
+    built = plain_library(tmp_path)
     expected = [
         run(problem(6, 333, grad_dtype=grad, out_dtype=out)) for grad in DTYPES for out in DTYPES
     ]
-    built = ctypes.CDLL(str(plain))
-    monkeypatch.setattr(library, "_load", lambda: library.bound(built))
+    monkeypatch.setattr(library, "_load", lambda: built)
     actual = [
         run(problem(6, 333, grad_dtype=grad, out_dtype=out)) for grad in DTYPES for out in DTYPES
     ]
