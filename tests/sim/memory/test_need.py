@@ -362,7 +362,9 @@ def test_an_option_that_a_system_does_not_have_is_refused_before_anything_is_wor
         ("deep_optimizer_states", {}, 16),
         ("superoffload", {}, 0.9 * 16),
         ("torchao_offload", {}, 8),
-        ("deepspeed_zero_offload", {}, 28),  # measured, DeepSpeed issue 7693
+        ("deepspeed_zero_offload", {}, 18),  # DeepSpeed issue 7693, its comment of July 2026
+        ("deepspeed_zero3", {"offload": "optimizer"}, 18),
+        ("deepspeed_zero3", {"offload": "all"}, 20),
         ("deepspeed_zenflow", {}, 36),
         ("deepspeed_zenflow", {"overlap": False}, 20),  # one set of each
         ("zero_offload", {}, 14),  # the engine: no second copy of gradient or weight
@@ -372,8 +374,6 @@ def test_host_bytes_per_parameter(name, options, each):
     work = llama_7b()
     need = memory_of(work, Strategy.of(name, **options), a100())
     rounding = sum(p.num_bytes for p in need.parts if p.name.startswith("rounding"))
-    if name == "deepspeed_zero_offload":
-        rounding = 0.0  # which what was measured has in it
     host = (need.host_bytes - PROCESS_BYTES - rounding) / work.num_params
     assert host == pytest.approx(each, rel=1e-3)
 
