@@ -132,7 +132,7 @@ def test_one_figure_from_the_papers_breakdown_is_behind_every_deepspeed_row(usua
     ours = [item for item in MEASUREMENTS if runs_deepspeed_step(item.setup)]
     groups = {"qwen", "llama", "slideformer", "host", "gpt-neo", "desktop-vit", "a800", "falcon",
               "titan-rtx", "gemini", "jean-zay", "open-llama", "alps", "theta",
-              "theta-hosts", "pangu-v100", "pangu-a100", "silver"}  # fmt: skip
+              "theta-hosts", "pangu-v100", "pangu-a100", "silver", "colossal-13b"}  # fmt: skip
     assert {item.group for item in ours} == groups
     shares = {hardware_of(item.setup).host.deepspeed_share for item in ours}
     # Only the host that it was measured on has it from measurement, and with less of a spread.
