@@ -179,13 +179,21 @@ class SystemCase:
         device = self.device(*more, adding, in_flight=leaving)
         return replace(device, gradients_before=0.0, copy_of_largest=copy)
 
-    def pinned(self, name: str, bytes_each: float) -> list[Part]:
-        """Return a pinned buffer of each device's part of the model, with its rounding."""
-        share = self.params / self.total * bytes_each
+    def pinned(self, name: str, bytes_each: float, *, together: float = math.inf) -> list[Part]:
+        """Return pinned buffers of each device's part of the model, with their rounding.
+
+        Args:
+            name: What they hold.
+            bytes_each: Bytes of an element.
+            together: Elements of one buffer at most.
+        """
+        share = self.params / self.total
+        whole, rest = divmod(share, together) if together < share else (0.0, share)
+        taken = whole * rounded(min(share, together) * bytes_each) + rounded(rest * bytes_each)
         return [
-            Part(name, "pinned", self.count * share),
+            Part(name, "pinned", self.count * share * bytes_each),
             Part(
-                f"rounding of {name}", "pinned", self.count * (rounded(share) - share),
+                f"rounding of {name}", "pinned", self.count * (taken - share * bytes_each),
                 "to a power of two",
             ),
         ]  # fmt: skip

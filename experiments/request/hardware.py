@@ -24,7 +24,14 @@ def hardware_of(request: Request) -> tuple[HardwareProfile, list[str]]:
         ConfigError: Not exactly one of --gpu, --machine and --profile was given, or a name is
             unknown.
     """
-    from sim.hardware.catalog import find_fabric, find_host, find_link, find_machine, find_nvme
+    from sim.hardware.catalog import (
+        find_fabric,
+        find_host,
+        find_link,
+        find_machine,
+        find_nvme,
+        launched_by,
+    )
     from sim.hardware.file import read_profile
     from sim.hardware.quantity import Quantity
 
@@ -36,9 +43,10 @@ def hardware_of(request: Request) -> tuple[HardwareProfile, list[str]]:
         )
     notes: list[str] = []
     base, count = str(request.machine or request.profile), request.num_gpus
+    is_measured = request.profile is not None or base.endswith(".json")
     if request.gpu is not None:
         hardware, notes = _usual_machine(request.gpu, request)
-    elif request.profile is not None or base.endswith(".json"):
+    elif is_measured:
         hardware = read_profile(base)
     else:
         hardware = find_machine(base, count)
@@ -49,6 +57,8 @@ def hardware_of(request: Request) -> tuple[HardwareProfile, list[str]]:
     changes: dict[str, Any] = {
         part: finders[part](name) for part, name in named.items() if name is not None
     }
+    if request.host is not None and not (request.gpu is None and is_measured):
+        changes["device"] = launched_by(request.host, hardware.device.name)
     if request.host_ram is not None:
         ram = Quantity(value=request.host_ram, kind="spec", source="--host-ram")
         changes["host"] = replace(changes.get("host", hardware.host), dram_bytes=ram)
@@ -98,7 +108,7 @@ def _usual_machine(gpu: str, request: Request) -> tuple[HardwareProfile, list[st
     host, link = request.host, request.link
     if host is not None and link is not None and (count == 1 or request.fabric is not None):
         made = assemble(
-            device, host, link, count, fabric=request.fabric,
+            gpu, host, link, count, fabric=request.fabric,
             nvme=None if request.nvme in (None, "none") else request.nvme,
         )  # fmt: skip
         return made, []
@@ -112,7 +122,7 @@ def _usual_machine(gpu: str, request: Request) -> tuple[HardwareProfile, list[st
         return replace(chosen, num_devices=count), [note]
     # Cards of one name with another socket: the link is of their generation, the fabric is not.
     made = assemble(
-        device, chosen.host, chosen.link, count, nvme=chosen.nvme,
+        gpu, chosen.host, chosen.link, count, nvme=chosen.nvme,
         fabric=None if count == 1 else _fabric_of(chosen),
     )  # fmt: skip
     return made, [f"{note}; no machine of the table has {device.name}"]

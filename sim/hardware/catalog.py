@@ -36,8 +36,9 @@ _LISTS: Mapping[str, str] = {
 _DEFAULTS = "default"
 _MOST_ADAPTERS = 8
 _LABELS = ("title", "aliases")
-_BOUNDS = ("memory_bus", "most_memory_per_socket")
-"""Cells of a host that bound others, and are no part of it."""
+_BESIDE = ("memory_bus", "most_memory_per_socket", "launch_share")
+"""Cells of a host that bound others or scale a device's, and are no part of it."""
+_LAUNCHES = ("launch", "backward_launch", "compiled_launch")
 _MACHINE_KEYS = (
     *_LABELS, "device", "host", "link", "fabric", "network", "nvme", "num_devices", "host_memory",
     "source",
@@ -116,7 +117,7 @@ def find_host(name: str) -> Host:
         Host,
         {**read_table("hosts")[_DEFAULTS], **entry},
         name,
-        beside=(*_LABELS, *_BOUNDS, "max_sockets", "memory_per_socket", "sockets", "cores"),
+        beside=(*_LABELS, *_BESIDE, "max_sockets", "memory_per_socket", "sockets", "cores"),
         name=name,
         sockets=sockets,
         cores=entry["cores"],
@@ -286,6 +287,8 @@ def assemble(
 ) -> HardwareProfile:
     """Return a machine put together from parts, by name or made by hand.
 
+    A device by name is launched as fast as its host's cores do, where the table says so.
+
     Args:
         device: Its devices, all of one type.
         host: Sockets and their memory.
@@ -304,7 +307,8 @@ def assemble(
         >>> machine.name
         '1x rtx4090, epyc-7742, pcie4-x16'
     """
-    device = find_device(device) if isinstance(device, str) else device
+    if isinstance(device, str):
+        device = launched_by(host, device)
     host = find_host(host) if isinstance(host, str) else host
     link = find_link(link) if isinstance(link, str) else link
     if host_memory is not None:
@@ -321,6 +325,36 @@ def assemble(
         nvme=find_nvme(nvme) if isinstance(nvme, str) else nvme,
         overheads=overheads or gpu_overheads(device),
     )
+
+
+def launched_by(host: str | Host, device: str) -> Device:
+    """Return the table's device beside a host, whose cores launch its kernels.
+
+    Raises:
+        ConfigError: There is no such device or host; the nearest names are given.
+
+    Examples:
+        >>> round(launched_by("epyc-7742", "a100").launch.value * 1e6)  # us
+        25
+        >>> round(launched_by("xeon-8480c", "a100").launch.value * 1e6)
+        16
+    """
+    found = find_device(device)
+    if isinstance(host, Host) and host.name not in names("host"):  # made by hand, or measured
+        return found
+    name, entry = _lookup("host", host.name if isinstance(host, Host) else host)
+    if "launch_share" not in entry:
+        return found
+    share = quantity_of(entry["launch_share"], "launch_share", name)
+    cells = {launch: getattr(found, launch) for launch in _LAUNCHES}
+    launches = {
+        launch: replace(
+            cell, value=share.value * cell.value, source=f"{cell.source}; {share.source}"
+        )
+        for launch, cell in cells.items()
+        if cell is not None
+    }
+    return replace(found, **launches)
 
 
 def gpu_overheads(device: Device) -> EngineOverheads:

@@ -188,23 +188,27 @@ class Activations:
 
         - Backward of cross entropy makes the gradient of the log-probabilities and then that of
           the logits, both in float32.
-        - Backward of a sum or of a compiled loss makes the logits' gradient alone, in the model's
-          type.
+        - Backward of a sum makes the logits' gradient alone, in the model's type. So does that of
+          a compiled loss, but a compiled model returns its logits beside the loss: their gradient
+          of zeros is made as well (pytorch/pytorch #131794, #177764).
         - A loss in chunks holds a chunk's logits and the gradient of the output layer's input. A
           chunk has about as many elements as that input, and its tokens are a power of two
           (Liger-Kernel, ops/fused_linear_cross_entropy.py).
         - `zenflow train` has no kernel for that: a chunk's logits are in float32 twice, and the
           gradient of the output layer's weight is there besides.
-        - A loss in parts holds the tensors of one part at a time.
+        - A loss in parts holds the tensors of one part at a time. It keeps the log-probabilities
+          of all, and forward has the 16-bit logits of all and one part's float32 copy besides.
         """
         work = self.workload
         logits, size = float(work.tokens * work.vocabulary), work.dtype_bytes
-        if work.loss == "parts":
-            logits /= LOSS_PARTS
+        part = logits / LOSS_PARTS
         if self._loss == "float32":
-            return 8.0 * logits
-        if self._loss in ("logits", "sum"):
-            return float(size * logits)
+            in_parts = max(8.0 * part, size * logits + _FLOAT_BYTES * part)
+            return in_parts if work.loss == "parts" else 8.0 * logits
+        if self._loss == "logits":
+            return size * (part if work.loss == "parts" else 2.0 * logits)
+        if self._loss == "sum":
+            return size * logits
         if self._loss == "classes":
             return 0.0
         if work.loss == "chunks":

@@ -511,7 +511,7 @@ def test_devices_and_hosts_hold_a_model_and_its_states_once(name, devices, hosts
         assert hosts * pinned["gradients"] == near(4 * work.num_params)
     else:
         held = hosts * host["optimizer state"]
-        assert hosts * host["float gradients"] == near(4 * work.num_params)
+        assert hosts * pinned["float gradients"] == near(4 * work.num_params)
         assert total * device["weights"] == near(2 * work.num_params)
     assert held == near(STATE_BYTES * work.num_params)
     layer = max(item.numel for item in work.layers)

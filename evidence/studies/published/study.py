@@ -168,6 +168,7 @@ def errors_by_regime(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     chosen["of these, entered blind"] = _blind(counted)
     chosen["of these, entered last"] = _entered("last", counted)
     chosen["of these, entered third"] = _entered("third", counted)
+    chosen["of these, entered fourth"] = _entered("fourth", counted)
     chosen["all stated"] = stated
     chosen["all stated and entered blind"] = _blind(stated)
     chosen["the same with groups listed late"] = _blind([*stated, *late])

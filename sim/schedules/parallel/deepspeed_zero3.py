@@ -225,10 +225,16 @@ def _copied(case: SystemCase, numel: int) -> float:
 
 
 def _host(case: SystemCase) -> list[Part]:
-    """Return the host's parts: masters, moments, gradients in float32 and in the model's type."""
+    """Return the host's parts: masters, moments, gradients in float32 and in the model's type.
+
+    Gradients are pinned: those of the model's type in one buffer, those in float32 in one for each
+    sub-group (deepspeed/runtime/zero/stage3.py, `_setup_for_real_optimizer` and
+    `initialize_optimizer_states`). Masters are not, unlike ZeRO-2's.
+    """
+    group = float(case.options["sub_group_elements"])
     parts = [
         Part("optimizer state", "pageable", STATE_BYTES * case.hosted, "masters, moments"),
-        Part("float gradients", "pageable", FLOAT_BYTES * case.hosted),
+        *case.pinned("float gradients", FLOAT_BYTES, together=group),
         *case.pinned("gradients", case.size),
     ]
     if case.options["offload"] == "all":

@@ -29,8 +29,6 @@ RELEASED = OffloadTraffic(down=4.0, prepare=8.0, update=28.0, convert=6.0, up=2.
 - AdamW moves 28; the master is then cast into a 16-bit buffer (4 + 2)."""
 _NOTHING = 1e-6
 """Bytes that stand for no traffic at all."""
-_MEASURED = 28
-"""Bytes of an element on the host, all in all, in DeepSpeed issue 7693."""
 
 
 def step_rate(host: Host) -> float:
@@ -126,21 +124,19 @@ class DeepSpeedZeroOffload(ZeroOffload):
 
 
 def _memory(case: SystemCase) -> SystemParts:
-    """Return the release's parts: on the host 28 bytes of an element as measured, and sums.
+    """Return the release's parts: on the host 18 bytes of an element, sums, and rounding.
 
-    DeepSpeed issue 7693: master 4, gradient 4, moments 8, 2 of 16-bit weights to upload. The other
-    10 are what pinned memory is rounded up by, and temporaries: with torch 2.12 and DeepSpeed 0.19
-    none were found of these (comment of July 2026), so this is an upper bound.
+    Master and gradient of 4 bytes and 2 of 16-bit weights to upload are pinned (stage_1_and_2.py),
+    and moments of 8 are not. DeepSpeed issue 7693 has 28 bytes of November 2025, with what pinned
+    memory is rounded up by; its comment of July 2026 measured the passes of 0.19 on torch 2.12,
+    and none left anything behind.
     """
-    pinned = [
+    host = [
         *case.pinned("masters", FLOAT_BYTES),
         *case.pinned("gradients", FLOAT_BYTES),
         *case.pinned("weights to upload", 2),
+        Part("moments", "pageable", 2 * FLOAT_BYTES * case.hosted),
     ]
-    moments = Part("moments", "pageable", 2 * FLOAT_BYTES * case.hosted)
-    known = sum(part.num_bytes for part in (*pinned, moments))
-    rest = max(0.0, _MEASURED * case.hosted - known)
-    host = [*pinned, moments, Part("temporaries", "pageable", rest, "28 bytes measured in all")]
     if case.workload.accumulation > 1:
         host += case.pinned("accumulators", case.size)
     buckets = 2 if case.options["overlap_comm"] else 1

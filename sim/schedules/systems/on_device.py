@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import simpy
+
 from sim.memory_parts import Part, SystemCase, SystemParts
 from sim.schedules.schedule import AbstractSchedule, Step, System
 
@@ -20,12 +22,22 @@ class OnDevice(AbstractSchedule):
         yield self.computed
         since = machine.env.now
         yield from self.wait(reduced, "reduce", step)
+        yield from self.wait(self._fetched(step), "h2d", step)
         began = machine.env.now
         updated = machine.compute("step", seconds, step)
         yield updated
         since += machine.env.now - began  # it works meanwhile
         yield from self.wait([self.gather(step, updated)], "gather", step)
+        yield from self.wait(self._sent_home(step), "d2h", step)
         return since
+
+    def _fetched(self, step: int) -> list[simpy.Event]:
+        """Queue the copies of what the update needs of the host; nothing here."""
+        return []
+
+    def _sent_home(self, step: int) -> list[simpy.Event]:
+        """Queue the copies that end a step; none here."""
+        return []
 
 
 def _memory(case: SystemCase) -> SystemParts:

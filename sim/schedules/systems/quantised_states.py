@@ -4,6 +4,9 @@ Formats are those of torchao.optim, and of bitsandbytes from 0.44 on for 8 bits:
 for each block of each moment, and tensors below 4096 elements in float32. An update is one pass
 over weight, gradient and moments. No master is kept unless it is asked for: 16-bit weights then
 lose updates below half of their last digit, or round stochastically.
+
+Paged moments are bitsandbytes': in memory that the driver moves between device and host. Here they
+wait on the host, and a step moves all of them both ways.
 """
 
 from __future__ import annotations
@@ -13,12 +16,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
+import simpy
+
 from sim.machine import Machine
 from sim.memory_parts import FLOAT_BYTES, Part, SystemCase, SystemParts
 from sim.models.workload import Workload
 from sim.schedules.schedule import System
 from sim.schedules.systems.on_device import OnDevice
 from sim.timing.costs import StepCosts
+from zenflow.errors import ConfigError
 
 _LEAST_QUANTISED = 4096
 """Elements below which a tensor's moments are float32: bitsandbytes' ``min_8bit_size``."""
@@ -56,8 +62,10 @@ class _QuantisedStates(OnDevice):
         *,
         float32_master: bool = False,
         float_embeddings: bool = False,
+        paged: bool = False,
+        in_backward: bool = False,
     ) -> None:
-        """Settle which weights and moments stay in full precision.
+        """Settle which weights and moments stay in full precision, and where moments are.
 
         Args:
             machine: What it runs on.
@@ -65,12 +73,39 @@ class _QuantisedStates(OnDevice):
             float32_master: Whether there are float32 weights beside 16-bit ones.
             float_embeddings: Whether moments of embeddings are float32, as Hugging Face's Trainer
                 has it for bitsandbytes.
+            paged: Whether moments wait on the host, so that the device need not have room for
+                them. Where it has, the driver leaves them there, and this is the longest that a
+                step may take.
+            in_backward: Whether each weight is updated as soon as backward has its gradient,
+                which is freed then, as torchtune's ``optimizer_in_bwd``. A step takes as long.
+
+        Raises:
+            ConfigError: Gradients are updated in backward, and there are several micro-batches,
+                or several devices.
         """
         super().__init__(machine, costs)
+        if in_backward and (costs.accumulation > 1 or self.devices > 1):
+            raise ConfigError(
+                "in_backward updates by the gradients of one micro-batch of one device, got "
+                f"{costs.accumulation} of each of {self.devices}"
+            )
         size = costs.dtype_bytes
         moments = _moments(self.moments, _tensors(costs), float_embeddings=float_embeddings)
         weight = 2 * FLOAT_BYTES + size if float32_master and size < FLOAT_BYTES else 2 * size
         self._bytes_each = size + weight + 2 * moments / costs.num_params
+        self._paged = moments / self.devices if paged else 0.0
+
+    def _fetched(self, step: int) -> list[simpy.Event]:
+        """Queue the copy of paged moments to the device."""
+        if not self._paged:
+            return []
+        return [self.machine.h2d.submit("states", step, self.machine.up(self._paged))]
+
+    def _sent_home(self, step: int) -> list[simpy.Event]:
+        """Queue the copy of paged moments to the host, behind which there is room again."""
+        if not self._paged:
+            return []
+        return [self.machine.d2h.submit("states", step, self.machine.down(self._paged))]
 
     def update_seconds(self, elements: float) -> float:
         """Return the seconds of a pass that reads and writes weights and moments."""
@@ -124,9 +159,14 @@ def _memory(moments: MomentFormat, case: SystemCase) -> SystemParts:
     )
     note = f"moments in {moments.bits} bits"
     parts = [Part("optimizer state", "device", own / case.count, note)]
+    hosted: list[Part] = []
+    if case.options["paged"]:
+        parts, hosted = [], [Part("optimizer state", "pageable", own, f"{note}, paged")]
     if case.options["float32_master"] and case.size < FLOAT_BYTES:
         parts.append(Part("masters", "device", FLOAT_BYTES * case.params / case.count))
-    return case.device(*parts, after=case.params * case.size), []
+    if case.options["in_backward"]:
+        return case.device(*parts, in_flight=float(case.largest * case.size)), hosted
+    return case.device(*parts, after=case.params * case.size), hosted
 
 
 ADAMW_8BIT = System(

@@ -132,7 +132,7 @@ def test_one_figure_from_the_papers_breakdown_is_behind_every_deepspeed_row(usua
     ours = [item for item in MEASUREMENTS if runs_deepspeed_step(item.setup)]
     groups = {"qwen", "llama", "slideformer", "host", "gpt-neo", "desktop-vit", "a800", "falcon",
               "titan-rtx", "gemini", "jean-zay", "open-llama", "alps", "theta",
-              "theta-hosts", "pangu-v100", "pangu-a100", "silver"}  # fmt: skip
+              "theta-hosts", "pangu-v100", "pangu-a100", "silver", "colossal-13b"}  # fmt: skip
     assert {item.group for item in ours} == groups
     shares = {hardware_of(item.setup).host.deepspeed_share for item in ours}
     # Only the host that it was measured on has it from measurement, and with less of a spread.
@@ -195,6 +195,7 @@ def test_regimes_hold_every_row_once_and_their_errors_are_the_rows_own(rows):
         "of these, entered blind": sum(group.is_blind for group in counted),
         "of these, entered last": sum(group.entered == "last" for group in counted),
         "of these, entered third": sum(group.entered == "third" for group in counted),
+        "of these, entered fourth": sum(group.entered == "fourth" for group in counted),
         "all stated": len(stated),
         "all stated and entered blind": sum(group.is_blind for group in stated),
         "the same with groups listed late": sum(

@@ -7,6 +7,7 @@ import click
 import pytest
 
 from experiments.commands.prediction.request_flags import request_flags
+from experiments.request.hardware import hardware_of
 from experiments.request.request import Request
 from experiments.sweeps.axes.kinds import KINDS
 from experiments.sweeps.axes.parsing import parse_axis
@@ -103,3 +104,15 @@ def test_an_axis_takes_the_flags_word_for_the_flags_value(item):
 def test_every_flag_and_axis_says_what_it_is(name):
     known = settings_of(Request).get(name) or KINDS[name]
     assert known.help
+
+
+def test_another_host_launches_the_devices_of_a_machine_or_a_card():
+    def launch(**named):
+        return hardware_of(Request(**named))[0].device.launch.value
+
+    fast, slow = launch(machine="hgx-h100"), launch(machine="dgx-a100-80")
+    assert fast == pytest.approx(0.64 * slow)
+    assert launch(machine="hgx-h100", host="epyc-7742") == slow
+    assert launch(machine="dgx-a100-80", host="xeon-8480c") == fast
+    assert launch(gpu="rtx4090", host="xeon-8480c") == fast
+    assert launch(gpu="h100", host="epyc-7742", link="pcie5-x16") == slow

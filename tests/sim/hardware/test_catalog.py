@@ -169,6 +169,32 @@ def test_parts_by_name_and_parts_made_by_hand_go_together():
     assert made.name == "2x h100-sxm, epyc-9654, mine"
 
 
+def launches(machine):
+    device = machine.device
+    cells = device.launch, device.backward_launch, device.compiled_launch
+    return [cell.value for cell in cells]
+
+
+def test_launches_are_the_hosts_and_not_the_cards():
+    old = assemble("h100", "epyc-7742", "pcie4")
+    new = assemble("h100", "2x-xeon-8480c", "pcie4")
+    assert launches(new) == pytest.approx([0.64 * seconds for seconds in launches(old)])
+    assert launches(assemble("a100", "xeon-8480c", "pcie4")) == launches(new)
+    assert launches(assemble("h100", find_host("xeon-8480c"), "pcie4")) == launches(new)
+    assert launches(find_machine("hgx-h100", 1)) == launches(new)
+
+
+def test_launches_of_a_device_made_by_hand_or_beside_such_a_host_stay_as_they_are():
+    own = find_device("h100")
+    measured = replace(find_host("xeon-8480c"), name="measured here")
+    for machine in (
+        assemble(own, "xeon-8480c", "pcie4"),
+        assemble("h100", measured, "pcie4"),
+        assemble("h100", "grace", "pcie4"),  # two measurements of it don't agree
+    ):
+        assert machine.device == own
+
+
 def test_several_devices_need_a_fabric():
     with pytest.raises(ConfigError, match="several devices need a fabric"):
         assemble("h100", "epyc-9654", "pcie5", 2)

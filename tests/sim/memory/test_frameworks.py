@@ -1,5 +1,7 @@
 """Memory of what PyTorch and DeepSpeed shard: closed forms, and totals in messages of failures."""
 
+import math
+
 import pytest
 
 from sim.hardware.catalog import find_machine
@@ -207,6 +209,20 @@ def test_zero3_with_offload(offload):
     assert host["float gradients"] == near(4 * params)
     assert host["gradients"] == near(2 * params)
     assert ("weights to upload" in host) == (offload == "all")
+
+
+def test_pinned_gradients_of_zero3_are_rounded_up_by_sub_group():
+    def rounding(**options):
+        need = need_of("deepspeed_zero3", offload="optimizer", **options)
+        return parts_of(need, "pinned")["rounding of float gradients"] / 8
+
+    share = 4 * need_of("deepspeed_zero3").workload.num_params / 8
+    assert rounding() == near(2 ** math.ceil(math.log2(share)) - share)
+    assert rounding(sub_group_elements=2**20) == near(
+        2 ** math.ceil(math.log2(share % 2**22)) - share % 2**22
+    )
+    whole = 10**6  # a buffer of 4 MB takes 4 MiB
+    assert rounding(sub_group_elements=whole) >= (2**22 - 4 * whole) * (share // (4 * whole))
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "deepspeed_zero2", "deepspeed_zero3"])

@@ -4,7 +4,7 @@ import pytest
 
 from sim.hardware.catalog import find_machine
 from sim.memory.need import memory_of
-from sim.models.activations import Activations
+from sim.models.activations import LOSS_PARTS, Activations
 from sim.models.table import find_model
 from sim.models.workload import Workload
 
@@ -51,6 +51,56 @@ def test_eager_cross_entropy_takes_what_torch_allocates(is_held):
     counted = (counts.kept_bytes()[-1] + counts.loss_bytes()) / logits
     assert counted == pytest.approx(12, rel=0.02)
     assert peak_bytes_per_logit(step) == pytest.approx(counted + 6 * is_held, rel=0.02)
+
+
+def counted_per_logit(**settings):
+    work = workload(**settings)
+    counts = Activations(work)
+    return (counts.kept_bytes()[-1] + counts.loss_bytes()) / (work.tokens * work.vocabulary)
+
+
+def test_a_loss_in_parts_takes_what_torch_allocates():
+    """All parts' logits are there in forward, and one part's float32 copy."""
+    torch = pytest.importorskip("torch")
+    leaf = torch.randn(TOKENS, WORDS, dtype=torch.bfloat16, requires_grad=True)
+    target = torch.randint(WORDS, (TOKENS,))
+
+    def step():
+        parts = [part * 1 for part in leaf.chunk(LOSS_PARTS)]
+        wholes = zip(parts, target.chunk(LOSS_PARTS), strict=True)
+        losses = [torch.nn.functional.cross_entropy(a.float(), b) for a, b in wholes]
+        del parts
+        sum(losses).backward()
+
+    counted = counted_per_logit(loss="parts")
+    assert counted == pytest.approx(6.5, rel=0.02)
+    assert peak_bytes_per_logit(step) == pytest.approx(counted, rel=0.02)
+
+
+@pytest.mark.slow  # it calls a C++ compiler
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("returns", [True, False], ids=["a model's", "a loss alone"])
+def test_a_compiled_model_makes_zeros_for_the_logits_that_it_returns(returns):
+    torch = pytest.importorskip("torch")
+    leaf = torch.randn(TOKENS, 32, dtype=torch.bfloat16, requires_grad=True)
+    table = torch.randn(WORDS, 32, dtype=torch.bfloat16, requires_grad=True)
+    target = torch.randint(WORDS, (TOKENS,))
+
+    @torch.compile
+    def model():
+        logits = leaf @ table.T
+        loss = torch.nn.functional.cross_entropy(logits.float(), target)
+        return (logits, loss) if returns else (None, loss)
+
+    def step():
+        _, loss = model()
+        loss.backward()
+
+    step()
+    counted = counted_per_logit(kernels="compiled") - 2 * (not returns)
+    assert counted == pytest.approx(6 - 2 * (not returns), rel=0.02)
+    assert peak_bytes_per_logit(step) <= 1.05 * counted
+    assert peak_bytes_per_logit(step) == pytest.approx(counted, rel=0.05) or not returns
 
 
 def test_a_block_of_16_bit_logits_is_held_where_there_is_room_and_given_back_where_not():

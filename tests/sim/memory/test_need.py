@@ -362,7 +362,9 @@ def test_an_option_that_a_system_does_not_have_is_refused_before_anything_is_wor
         ("deep_optimizer_states", {}, 16),
         ("superoffload", {}, 0.9 * 16),
         ("torchao_offload", {}, 8),
-        ("deepspeed_zero_offload", {}, 28),  # measured, DeepSpeed issue 7693
+        ("deepspeed_zero_offload", {}, 18),  # DeepSpeed issue 7693, its comment of July 2026
+        ("deepspeed_zero3", {"offload": "optimizer"}, 18),
+        ("deepspeed_zero3", {"offload": "all"}, 20),
         ("deepspeed_zenflow", {}, 36),
         ("deepspeed_zenflow", {"overlap": False}, 20),  # one set of each
         ("zero_offload", {}, 14),  # the engine: no second copy of gradient or weight
@@ -372,8 +374,6 @@ def test_host_bytes_per_parameter(name, options, each):
     work = llama_7b()
     need = memory_of(work, Strategy.of(name, **options), a100())
     rounding = sum(p.num_bytes for p in need.parts if p.name.startswith("rounding"))
-    if name == "deepspeed_zero_offload":
-        rounding = 0.0  # which what was measured has in it
     host = (need.host_bytes - PROCESS_BYTES - rounding) / work.num_params
     assert host == pytest.approx(each, rel=1e-3)
 
@@ -508,10 +508,13 @@ def test_fused_kernels_keep_norms_inputs_and_no_activation_of_the_gate(kernels, 
 
 
 def test_a_fused_loss_holds_a_chunk_of_logits_and_its_gradients():
-    """Liger: 8 chunks of 300 tokens have 38 each, which a power of two makes 64."""
+    """Liger: 8 chunks of 300 tokens have 38 each, which a power of two makes 64.
+
+    Compiled: the logits' gradient, and zeros for the logits that the model returns.
+    """
     work = llama_7b(batch_size=3, sequence=100, kernels="liger")
     assert Activations(work).loss_bytes() == 2 * (64 * 32000 + 300 * 4096)
-    assert Activations(replace(work, kernels="compiled")).loss_bytes() == 300 * 2 * 32000
+    assert Activations(replace(work, kernels="compiled")).loss_bytes() == 300 * 2 * 2 * 32000
     for batch in (1, 7, 64, 1000):
         more = replace(work, batch_size=batch)
         held = 2 * more.tokens * 4096
@@ -523,7 +526,6 @@ def test_a_loss_in_float32_is_that_of_eager_kernels_whatever_the_layers():
     layers = replace(eager, kernels="compiled")
     plain = replace(layers, loss="float32")
     assert Activations(plain).loss_bytes() == Activations(eager).loss_bytes()
-    assert Activations(plain).loss_bytes() > 2 * Activations(layers).loss_bytes()
     kept = [Activations(work).kept_bytes() for work in (eager, layers, plain)]
     logits = (4 - 2) * layers.tokens * 32000
     assert kept[2][-1] == kept[1][-1] + logits
@@ -532,12 +534,14 @@ def test_a_loss_in_float32_is_that_of_eager_kernels_whatever_the_layers():
     assert moved[0] == moved[2] > moved[1]
 
 
-@pytest.mark.parametrize("kernels", ["eager", "compiled"])
-def test_a_loss_in_parts_keeps_all_logits_and_works_on_an_eighth(kernels):
+@pytest.mark.parametrize(("kernels", "each"), [("eager", 2 + 4 / 8), ("compiled", 2 / 8)])
+def test_a_loss_in_parts_keeps_all_logits_and_works_on_an_eighth(kernels, each):
+    """Eager: all 16-bit logits are there while the last part's are cast to float32."""
     work = llama_7b(kernels=kernels)
     parts = replace(work, loss="parts")
     assert Activations(parts).kept_bytes() == Activations(work).kept_bytes()
-    assert Activations(parts).loss_bytes() == Activations(work).loss_bytes() / 8
+    assert Activations(parts).loss_bytes() == each * work.tokens * 32000
+    assert Activations(parts).loss_bytes() < Activations(work).loss_bytes()
     assert Work(parts).all() == Work(work).all()
 
 

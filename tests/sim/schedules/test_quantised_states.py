@@ -9,6 +9,7 @@ from sim.models.workload import Workload
 from sim.schedules.systems.quantised_states import EIGHT_BITS, FOUR_BITS
 from sim.simulate import Strategy, simulate
 from sim.timing.costs import costs_of
+from zenflow.errors import ConfigError
 
 GIB = 2**30
 MACHINE = find_machine("dgx-a100-80", 1)
@@ -65,3 +66,53 @@ def test_devices_share_the_states():
     four = find_machine("dgx-a100-80", 4)
     own = {p.name: p.num_bytes for p in memory_of(LLAMA_7B, "adamw_8bit", four).parts}
     assert own["optimizer state"] == pytest.approx(state("adamw_8bit") / 4)
+
+
+LLAMA_8B = Workload.of_config(
+    *find_model("llama-3.1-8b"),
+    batch_size=2, sequence=2048, checkpointing=True, kernels="compiled", loss="parts",
+)  # fmt: skip
+CARD = find_machine("rtx4090-server", 1)
+
+
+def test_paged_moments_take_the_hosts_memory_and_cross_the_link_twice_a_step():
+    own, paged = Strategy.of("adamw_8bit"), Strategy.of("adamw_8bit", paged=True)
+    before, after = (memory_of(LLAMA_8B, each, CARD) for each in (own, paged))
+    moments = state("adamw_8bit") / PARAMS * LLAMA_8B.num_params
+    assert after.host_bytes - before.host_bytes == pytest.approx(moments, rel=1e-3)
+    saved = before.allocated_bytes - after.allocated_bytes
+    assert saved == pytest.approx(moments, rel=1e-3)
+    costs = costs_of(LLAMA_8B, CARD)
+    more = simulate(costs, paged).step_seconds - simulate(costs, own).step_seconds
+    link = CARD.link
+    copies = moments / link.h2d.value + moments / link.d2h.value
+    assert more == pytest.approx(copies, rel=1e-3)
+
+
+def test_gradients_that_are_freed_in_backward_leave_the_largest_alone():
+    kept, freed = Strategy.of("adamw_8bit"), Strategy.of("adamw_8bit", in_backward=True)
+    before, after = (memory_of(LLAMA_7B, each, MACHINE) for each in (kept, freed))
+    assert after.allocated_bytes < before.allocated_bytes - PARAMS
+    small = Workload.of_config(*find_model("llama-2-7b"), sequence=512, checkpointing=True)
+    held = {p.name: p.num_bytes for p in memory_of(small, freed, MACHINE).parts}
+    assert held["gradients"] == 2 * max(parameter.numel for parameter in small.parameters)
+    costs = costs_of(LLAMA_7B, MACHINE)
+    assert simulate(costs, kept).step_seconds == simulate(costs, freed).step_seconds
+
+
+@pytest.mark.parametrize(("devices", "accumulation"), [(2, 1), (1, 2)])
+def test_updates_in_backward_are_of_one_device_and_one_micro_batch(devices, accumulation):
+    work = Workload.of_config(*find_model("llama-2-7b"), accumulation=accumulation)
+    costs = costs_of(work, find_machine("dgx-a100-80", devices))
+    with pytest.raises(ConfigError, match="in_backward updates by the gradients of one"):
+        simulate(costs, Strategy.of("adamw_8bit", in_backward=True))
+
+
+def test_a_card_of_24_gb_trains_8b_parameters_in_8_bits_as_torchtune_measured():
+    """18.9 GiB of an RTX 4090 (pytorch/torchtune, README), of its allocator's blocks."""
+    both = Strategy.of("adamw_8bit", paged=True, in_backward=True)
+    need = memory_of(LLAMA_8B, both, CARD)
+    assert not need.fits(CARD)
+    assert need.reserved_bytes / GIB == pytest.approx(18.9, rel=0.15)
+    for alone in ({"paged": True}, {"in_backward": True}, {}):
+        assert memory_of(LLAMA_8B, Strategy.of("adamw_8bit", **alone), CARD).fits(CARD)
