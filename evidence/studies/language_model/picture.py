@@ -31,7 +31,7 @@ _OTHER, _PEER = "#999999", "#a6761d"
 
 
 def draw(data: Data, rate: float, margin: float) -> Figure:
-    """Return a row of panels for each task: mean curves at the left, seeds at the right.
+    """Return a row of panels for each task: curves of the first seed, and losses of all seeds.
 
     Args:
         data: Summary of the rows.
@@ -59,7 +59,7 @@ def _draw_curves(axes: Axes, groups: Sequence[Mapping[str, Any]]) -> None:
             steps = range(1, len(group["curve"]) + 1)
             axes.plot(steps, group["curve"], color=colour, linestyle=dash, label=group["rule"])
     axes.set_xlabel("step")
-    axes.set_ylabel("training loss, mean over seeds")
+    axes.set_ylabel("training loss, first seed")
     axes.legend(fontsize=8, frameon=False)
 
 

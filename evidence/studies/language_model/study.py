@@ -44,7 +44,6 @@ def _summarise(rows: Sequence[Row], config: Data) -> Data:
     for (task, lr, rule), own in groups.items():
         base = groups.get((task, lr, RULES[rule].beside), {})
         pairs = [(own[seed], base[seed]) for seed in own if seed in base]
-        losses = [row["losses"][:FIRST] for row in own.values()]
         found.append({
             "task": task, "lr": lr, "rule": rule, "beside": RULES[rule].beside,
             "seeds": list(own),
@@ -54,7 +53,7 @@ def _summarise(rows: Sequence[Row], config: Data) -> Data:
             "first_percent": [
                 _above(fmean(a["losses"][:FIRST]), fmean(b["losses"][:FIRST])) for a, b in pairs
             ],
-            "curve": [fmean(at) for at in zip(*losses, strict=True)],
+            "curve": own[min(own)]["losses"][:FIRST],
         })  # fmt: skip
     return {"study": dict(config), "groups": found}
 
