@@ -21,8 +21,8 @@ from zenflow import (
     ZenFlowAdamW,
     ZenFlowConfig,
 )
-from zenflow.host import kernel
 from zenflow.lanes.copies import CopyLane
+from zenflow.step.host import exact
 from zenflow.step.uploads import UploadGate
 
 
@@ -82,7 +82,7 @@ def test_after_an_error_in_the_middle_of_a_step_no_other_step_is_taken(monkeypat
     model, optimizer = make()
     with closing(optimizer):
         take_steps(model, optimizer, range(3))
-        monkeypatch.setattr(kernel, "run", in_background(kernel.run, fail))
+        monkeypatch.setattr(exact, "stepped", in_background(exact.stepped, fail))
         with pytest.raises((WorkerError, ZeroDivisionError), match="a broken part"):
             within(20, take_steps, model, optimizer, range(3, 8))
         monkeypatch.undo()
