@@ -42,7 +42,7 @@ class Gathers:
             (grad.shape, grad.stride(), grad.dtype, columns.data_ptr(), len(columns))
             for grad, columns in asked
         )
-        plan = self._tables.known(key, lambda: self._planned(key))
+        plan = self._tables.known(("gathers", key), lambda: self._planned(key))
         buffers = {
             dtype: torch.empty(length, dtype=dtype, device=self._tables.device)
             for dtype, length in plan.lengths.items()

@@ -119,7 +119,9 @@ class Tables:
 
     def addresses(self, numbers: tuple[int, ...]) -> Tensor:
         """Return addresses on the device, (n,), int64."""
-        return self.known(numbers, lambda: self._sent(torch.tensor(numbers, device="cpu")))
+        return self.known(
+            ("addresses", numbers), lambda: self._sent(torch.tensor(numbers, device="cpu"))
+        )
 
     def table(self, rows: Sequence[Sequence[int]], programs: Sequence[int]) -> Table:
         """Return rows on the device, each with a number of programs of its own."""

@@ -72,7 +72,7 @@ class Norms:
              rows.data_ptr() if rows.numel() else None)
             for matrix, columns, rows in measured
         )  # fmt: skip
-        plan = self._tables.known(key, lambda: self._planned(key))
+        plan = self._tables.known(("norms", key), lambda: self._planned(key))
         parts = measured[0][1].new_empty(plan.num_parts)
         addresses = self._tables.addresses(tuple(matrix.data_ptr() for matrix, *_ in measured))
         for launch in plan.squares:
