@@ -18,6 +18,7 @@ from sim.memory.need import MemoryNeed
 from sim.models.recomputation import Recomputation
 from sim.models.workload import Workload
 from sim.planning.chunks import loss_is_ours
+from sim.planning.grid import INTERVALS
 from sim.planning.options import Option, Planner, variants
 from sim.schedules.streams import Streams, layers_of
 from sim.simulate import Strategy
@@ -47,7 +48,8 @@ def with_streams(
 
     Logits come in chunks where they may, and `zenflow train` has them. The largest micro-batch
     counts first, as visits cost the same for each. Then as many layers stay as fit. Where the host
-    has too little room, fewer gradients wait there, and then its state is compact.
+    has too little room, fewer gradients wait there, then its state is compact, and then windows
+    are longer, whose uploads take less of its memory.
 
     Args:
         planner: Planner of one device.
@@ -64,8 +66,12 @@ def with_streams(
     held = {**(knobs or {}), "topk_ratio": 0, "uploads": "all"}
     states = ("float32", "compact") if "host_state" not in held else (held["host_state"],)
     depths = (None, 2, 1) if "queue_depth" not in held else (held["queue_depth"],)
+    intervals = (held["update_interval"],) if "update_interval" in held else INTERVALS
     rules = [
-        {**held, "host_state": state, "queue_depth": depth} for state in states for depth in depths
+        {**held, "host_state": state, "queue_depth": depth, "update_interval": interval}
+        for interval in intervals
+        for state in states
+        for depth in depths
     ]
     tried: tuple[Recomputation, ...] = (True,) if before is None else (True, False)
     if checkpointing is not None:

@@ -71,6 +71,16 @@ def test_compact_state_is_tried_where_the_host_has_too_little():
     assert with_streams(Planner(machine(host=64)), workload()) is None
 
 
+def test_windows_are_longer_where_the_host_has_too_little_for_uploads():
+    """Eight billion parameters with a large vocabulary, on a desktop with 64 GiB."""
+    planner, work = Planner(machine(host=64), reserve=GIB), workload("qwen3-8b", sequence=2048)
+    option = with_streams(planner, work)
+    assert option.fits
+    assert option.chance >= LIKELY
+    assert {"host_state=compact", "update_interval=16"} <= set(option.changes)
+    assert with_streams(planner, work, knobs={"update_interval": 4}) is None
+
+
 def test_weights_that_are_away_leave_a_card_to_activations():
     """A 7B model fits a card of 24 GB for one short sequence; streamed, for eight."""
     found = planned(workload("qwen2.5-7b", batch_size=8), machine(host=512))
