@@ -12,9 +12,17 @@ from torch import Tensor
 
 from zenflow.host import e4m3
 from zenflow.host.compact import CompactState
-from zenflow.host.jobs import AdamStep, CatchUpJob, CompactJob, HostJob, SumJob, Upload
+from zenflow.host.jobs import (
+    AdamStep,
+    CatchUpJob,
+    Changes,
+    CompactJob,
+    HostJob,
+    SumJob,
+    Upload,
+)
 from zenflow.host.pool import HostPool
-from zenflow.host_state import gradient_bytes, gradient_width
+from zenflow.host_state import gradient_bytes, gradient_width, mark_bytes
 
 COLUMNS = 4096
 CACHED_PARAMS = 1 << 15  # 0.9 MB of counted bytes: fits a core's second-level cache
@@ -116,6 +124,15 @@ class State:
             stride=COLUMNS,
             seed=0,
         )
+
+    def repeatable(self, *, marks: bool) -> Upload:
+        """Return an upload that a later pass can find again, with marks of changes or without."""
+        shape = (self.rows, mark_bytes(COLUMNS))
+        changes = Changes(torch.empty(shape, dtype=torch.uint8), lead=1.0, step=STEP)
+        return Upload(
+            self.out, lead=1.0, step=STEP, repeats_last=True, is_repeatable=True,
+            changes=changes if marks else None,
+        )  # fmt: skip
 
     def grads(self, count: int) -> list[Tensor]:
         """Return so many gradients, each in memory of its own.

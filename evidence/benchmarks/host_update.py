@@ -8,6 +8,9 @@ counts is therefore steps of an element. Jobs and the floors they are compared w
 scaling in place) take turns in one process for each number of threads. Bytes are counted as in
 STREAM: what the job must read and write, not the line that a write to fresh memory reads first.
 Scaling in place has no such read, so it shows what the memory really moves.
+
+On a machine with AVX-512 the kernel can be built as for one without:
+`CFLAGS="-DCLONES= -mavx2" python setup.py build_ext --inplace --force`.
 """
 
 from __future__ import annotations
@@ -48,7 +51,8 @@ from evidence.benchmarks.host_jobs import (
     replay_of,
 )
 from evidence.benchmarks.record import seconds_of, setting, spread, take_turns
-from zenflow.host import kernel
+from zenflow.host.jobs import CatchUpJob, CompactJob
+from zenflow.host.library import description
 from zenflow.host.pool import HostPool
 
 TARGETS = (
@@ -59,6 +63,9 @@ TARGETS = (
     (compact_replay_of(4), "steps/s", replay_of(4), 0.85),
     (compact_replay_of(1), "steps/s", BITSANDBYTES, 5.0),
 )
+
+PLAIN, COMPACT, SHORT, WHOLE, MARKED = "float32", "compact", "short", "whole", "marked"
+"""Passes from cache: by the state's format, with gradients of eight bits, with an upload."""
 
 
 def cached_rate(threads: int, depth: int) -> float:
@@ -91,47 +98,57 @@ def cached_rate(threads: int, depth: int) -> float:
 def coding_steps() -> dict[str, Any]:
     """Return the time in which a core codes compact state once, in steps and in seconds.
 
-    Of data in its cache, an element, without uploads: a pass over compact state takes as many
-    steps as one over float32 state, decodes before them and encodes behind. With gradients of
-    eight bits a pass decodes each of these besides. All take turns, in seconds of the thread
-    alone, whoever else is at work.
+    Of data in its cache, an element: a pass over compact state takes as many steps as one over
+    float32 state, decodes before them and encodes behind. With gradients of eight bits a pass
+    decodes each of these besides. An upload of changed weights finds the one before and marks.
     """
-    pool = HostPool.open(0)
-    assert pool is not None
-    found: dict[int, list[float]] = {}
-    for depth in DEPTHS:
-        state = State(CACHED_PARAMS)
-        grads, short = state.grads(depth), state.short_grads(depth)
-        passes = [
-            replace(job, upload=None)
-            for job in (state.replay(grads), state.compact(grads), state.replay(short))
-        ]
-        jobs = [job.encode() for job in passes]  # they hold addresses alone
-        bursts: list[list[float]] = [[] for _ in jobs]
-        for _ in range(41):
-            for job, own in zip(jobs, bursts, strict=True):
-                started = time.thread_time()
-                for _ in range(20):
-                    pool.run([job])
-                own.append((time.thread_time() - started) / 20 / CACHED_PARAMS)
-        found[depth] = [statistics.median(own) for own in bursts]
-    pool.close()
+    found = {depth: cached_seconds(depth) for depth in DEPTHS}
     first, last = DEPTHS[0], DEPTHS[-1]
-    step = (found[last][0] - found[first][0]) / (last - first)
-    coding = statistics.median(compact - plain for plain, compact, _ in found.values())
-    decoding = statistics.median(
-        (short - plain) / depth for depth, (plain, _, short) in found.items()
-    )
+    step = (found[last][PLAIN] - found[first][PLAIN]) / (last - first)
+    coding = statistics.median(own[COMPACT] - own[PLAIN] for own in found.values())
+    decoding = statistics.median((own[SHORT] - own[PLAIN]) / depth for depth, own in found.items())
+    marking = {
+        state: statistics.median(own[state, MARKED] - own[state, WHOLE] for own in found.values())
+        for state in (PLAIN, COMPACT)
+    }
     return {
         "coding_seconds": coding,
         "step_seconds": step,
         "coding_steps": coding / step,
         "decoding_seconds": decoding,
         "decoding_steps": decoding / step,
-        "of_float32": {
-            str(depth): plain / compact for depth, (plain, compact, _) in found.items()
-        },
+        "marking_steps": {state: seconds / step for state, seconds in marking.items()},
+        "of_float32": {str(depth): own[PLAIN] / own[COMPACT] for depth, own in found.items()},
     }
+
+
+def cached_seconds(depth: int) -> dict[Any, float]:
+    """Return the seconds an element of passes that take so many gradients, from a core's cache.
+
+    All take turns, in seconds of the thread alone, whoever else is at work.
+    """
+    pool = HostPool.open(0)
+    assert pool is not None
+    state = State(CACHED_PARAMS)
+    grads, short = state.grads(depth), state.short_grads(depth)
+    passes: dict[Any, CatchUpJob | CompactJob] = {
+        PLAIN: replace(state.replay(grads), upload=None),
+        COMPACT: replace(state.compact(grads), upload=None),
+        SHORT: replace(state.replay(short), upload=None),
+    }
+    for name in (PLAIN, COMPACT):
+        passes[name, WHOLE] = replace(passes[name], upload=state.repeatable(marks=False))
+        passes[name, MARKED] = replace(passes[name], upload=state.repeatable(marks=True))
+    jobs = {name: job.encode() for name, job in passes.items()}  # they hold addresses alone
+    bursts: dict[Any, list[float]] = {name: [] for name in jobs}
+    for _ in range(41):
+        for name, job in jobs.items():
+            started = time.thread_time()
+            for _ in range(20):
+                pool.run([job])
+            bursts[name].append((time.thread_time() - started) / 20 / CACHED_PARAMS)
+    pool.close()
+    return {name: statistics.median(own) for name, own in bursts.items()}
 
 
 def measure(params: int, threads: int, repeats: int) -> dict[str, Any]:
@@ -212,6 +229,8 @@ def show(record: dict[str, Any]) -> None:
         f"of 8 bits is decoded in {1e9 * coding['decoding_seconds']:.3f} ns, "
         f"{coding['decoding_steps']:.2f} steps"
     )
+    marking = [f"{steps:.2f} over {name} state" for name, steps in coding["marking_steps"].items()]
+    print(f"an upload is marked, and the one before found, in steps: {', '.join(marking)}")
     allowed = ", ".join(f"{ratio:.2f} at q = {q}" for q, ratio in coding["of_float32"].items())
     print(f"from cache, without uploads, compact state has {allowed} of float32's steps/s")
 
@@ -261,9 +280,9 @@ def main() -> None:
         record = measure(params, options.threads[0], options.repeats)
         options.worker.write_text(json.dumps(record))
         return
-    whole = setting(params=params, repeats=options.repeats, kernel=kernel.active_kernel())
+    whole = setting(params=params, repeats=options.repeats, kernel=description())
     whole["versions"]["deepspeed"] = deepspeed_version()
-    print(f"{params} parameters, {options.repeats} repeats, {whole['kernel']} kernel,", end=" ")
+    print(f"{params} parameters, {options.repeats} repeats, kernel in {whole['kernel']},", end=" ")
     print(f"{whole['hardware']['cpu']},", end=" ")
     print(f"commit {whole['commit']}, load average before {whole['load_average']:.2f}")
     whole["measurements"] = []

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -20,7 +20,8 @@ from zenflow.device.base import AbstractDevice, Arrival
 from zenflow.device.kernels.base import ColumnStep, HostColumns, Member
 from zenflow.device.kernels.choice import kernels_for
 from zenflow.host import kernel
-from zenflow.host.jobs import AdamStep, CatchUpJob
+from zenflow.host.compact import CompactState
+from zenflow.host.jobs import AdamStep, CatchUpJob, CompactJob
 from zenflow.host.memory import zeroed
 from zenflow.host.pool import HostPool
 from zenflow.rule.adamw import Hyper
@@ -41,6 +42,8 @@ _PASS_BYTES = 28
 """Bytes of DRAM traffic for each parameter in a pass for one float32 gradient."""
 _CACHED_GRADIENTS, _CACHED_PASSES = 8, 20
 """Number of gradients of a pass in cache, and of such passes in what is timed."""
+_LEAST_CODING = 0.01
+"""Least time in which compact state is coded, in AdamW steps: a difference may come out as 0."""
 _MATRICES = ((512, 1024), (2048, 2048), (8192, 2048), (4096, 14336), (32000, 4096))
 _CPU_MATRICES = ((128, 128), (352, 128), (256, 256), (704, 256), (1024, 512))
 """Shapes of the matrices that are timed on a GPU, where small ones show launches alone, and on a
@@ -88,6 +91,8 @@ class HostRates:
     """Bytes/s of a pass for one gradient, by threads."""
     steps: float
     """AdamW steps of an element that one thread takes in a second, on data in its cache."""
+    coding: float
+    """Time in which it decodes and encodes compact state, in such steps."""
     beside_copies: float | None = None
     """Rate with all threads while a GPU copies both ways; None without one."""
 
@@ -99,24 +104,41 @@ def measure_host(max_threads: int, device: torch.device) -> HostRates:
     for count in counts:
         with _host_pass(whole, count) as run:
             rates[count] = _HOST_PARAMS * _PASS_BYTES / timed(run, torch.device("cpu"))
-    steps = _cached_steps()
-    if device.type != "cuda":
-        return HostRates(rates, steps)
-    with _host_pass(whole, max_threads) as run:
-        return HostRates(rates, steps, _HOST_PARAMS * _PASS_BYTES / _beside_copies(run, device))
-
-
-def _cached_steps() -> float:
-    """Return the AdamW steps of an element that one thread takes in a second, without DRAM."""
     replay = _replay_of_zeros(_CACHED_PARAMS, _CACHED_GRADIENTS)
-    with _host_pass(replay, threads=1) as run:
+    seconds = _cached_seconds(replay)
+    step = seconds / _CACHED_GRADIENTS
+    coding = max(_LEAST_CODING, (_cached_seconds(_compact(replay)) - seconds) / step)
+    found = HostRates(rates, _CACHED_PARAMS / step, coding)
+    if device.type != "cuda":
+        return found
+    with _host_pass(whole, max_threads) as run:
+        beside = _HOST_PARAMS * _PASS_BYTES / _beside_copies(run, device)
+        return replace(found, beside_copies=beside)
+
+
+def _cached_seconds(job: CatchUpJob | CompactJob) -> float:
+    """Return the seconds of a pass on one thread, over data in its cache."""
+    with _host_pass(job, threads=1) as run:
 
         def often() -> None:
             for _ in range(_CACHED_PASSES):
                 run()
 
-        seconds = timed(often, torch.device("cpu")) / _CACHED_PASSES
-    return _CACHED_PARAMS * _CACHED_GRADIENTS / seconds
+        return timed(often, torch.device("cpu")) / _CACHED_PASSES
+
+
+def _compact(replay: CatchUpJob) -> CompactJob:
+    """Return a pass over compact state of zeros, with a replay's gradients."""
+    num_rows, width = replay.master.shape
+    return CompactJob(
+        state=CompactState.zeros(num_rows, width),
+        step=replay.step.clone(),
+        active=replay.active,
+        steps=replay.steps,
+        first=0,
+        stride=width,
+        seed=0,
+    )
 
 
 def _replay_of_zeros(num_params: int, num_gradients: int) -> CatchUpJob:
@@ -136,7 +158,7 @@ def _replay_of_zeros(num_params: int, num_gradients: int) -> CatchUpJob:
 
 
 @contextmanager
-def _host_pass(replay: CatchUpJob, threads: int) -> Iterator[Callable[[], Any]]:
+def _host_pass(job: CatchUpJob | CompactJob, threads: int) -> Iterator[Callable[[], Any]]:
     """Yield a call of the pass over all rows, on the engine's pool of so many threads.
 
     Without the C kernel there is no pool, and Python threads share the rows.
@@ -144,13 +166,13 @@ def _host_pass(replay: CatchUpJob, threads: int) -> Iterator[Callable[[], Any]]:
     pool = HostPool.open(threads - 1)
     if pool is not None:
         try:
-            yield lambda: pool.run([replay.encode()])
+            yield lambda: pool.run([job.encode()])
         finally:
             pool.close()
         return
-    rows = replay.master.shape[0]
+    rows = len(job.step)
     cuts = [rows * index // threads for index in range(threads + 1)]
-    pieces = [replay.rows(*ends) for ends in pairwise(cuts)]
+    pieces = [job.rows(*ends) for ends in pairwise(cuts)]
     with ThreadPoolExecutor(threads) as executor:
         yield lambda: list(executor.map(kernel.run, pieces))
 

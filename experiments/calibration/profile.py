@@ -127,6 +127,7 @@ def host_of(rates: HostRates, sharing: float, memory: float) -> Host:
         core_sharing=measured(sharing, "compute beside the host kernel"),
         adam_share=KERNEL_IS_DRAM,
         core_update=measured(rates.steps, "the host kernel on one thread, many gradients a pass"),
+        compact_coding=measured(rates.coding, "passes over compact and float32 state"),
     )
 
 

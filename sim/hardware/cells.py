@@ -56,7 +56,7 @@ _FIELDS = {
     "FLOP/s": "flops",
     "FLOP": "flop",
     "seconds": "launch latency time host_task copy bucket step select",
-    "ratio": "efficiency factor share duplex pageable numa_hop core_sharing",
+    "ratio": "efficiency factor share duplex pageable numa_hop core_sharing coding",
     "tokens": "tokens",
     "bytes/parameter": "update_bytes",
     "parameters/s": "device_update column_update core_update",

@@ -218,6 +218,14 @@ PAGE_BANDWIDTH = Quantity(
 )
 """Bytes/s of fresh memory of one thread, where it has not been measured."""
 
+COMPACT_CODING = Quantity(
+    value=2.8,
+    kind="estimated",
+    source="the engine's kernel built for AVX2, from the cache of a core of Zen 4",
+    sigma=0.3,
+)
+"""AdamW steps of an element in which compact state is coded, without AVX-512."""
+
 DEEPSPEED_SHARE = Quantity(
     value=0.3256,
     kind="estimated",
@@ -250,6 +258,8 @@ class Host:
     core_update: Quantity = CORE_UPDATE
     """AdamW steps of an element, per second, that one core takes on data in its caches: the
     bound of a pass over many gradients. Its bytes bound a pass over few."""
+    compact_coding: Quantity = COMPACT_CODING
+    """Time in which compact state is decoded and encoded once, in AdamW steps of an element."""
     adam_share: Quantity = ADAM_SHARE
     """Bytes/s that an AdamW kernel alone moves on all its threads, as a share of ``dram``: seven
     streams suit memory less than STREAM's three do. 1 where ``dram`` is from the kernel itself."""

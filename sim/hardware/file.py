@@ -16,13 +16,18 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from sim.hardware.components import CORE_UPDATE, DEEPSPEED_SHARE, PAGE_BANDWIDTH
+from sim.hardware.components import (
+    COMPACT_CODING,
+    CORE_UPDATE,
+    DEEPSPEED_SHARE,
+    PAGE_BANDWIDTH,
+)
 from sim.hardware.profile import HardwareProfile
 from sim.hardware.quantity import Quantity
 from zenflow.config import raise_violations, unknown_name
 from zenflow.errors import ConfigError, naming_file
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 """Version of the files that this code writes. Files of older versions are read, too."""
 KERNEL_IS_DRAM = Quantity(
     value=1.0, kind="measured", source="part of dram, which the engine's kernel has measured"
@@ -45,6 +50,7 @@ _ADDED: Mapping[int, Mapping[str, Mapping[str, Any]]] = {
         }
     },
     8: {"device": {"collective_share": None}, "host": {"page_bandwidth": asdict(PAGE_BANDWIDTH)}},
+    9: {"host": {"compact_coding": asdict(COMPACT_CODING)}},
 }
 """Quantities that each version has and the one before had not, with their stand-ins."""
 _ADDED_FIELDS: Mapping[int, Mapping[str, Any]] = {4: {"num_hosts": 1, "network": None}}

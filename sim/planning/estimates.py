@@ -49,7 +49,8 @@ def estimated_seconds(
     window, size = config.update_interval, costs.dtype_bytes
     down = own.deferred * gradient_bytes(config.gradient_link, size)
     up = own.deferred * uploaded_bytes(config, size, own.depth) / window
-    before, at_end = _passes(config, size, own.depth)
+    coding = hardware.host.compact_coding.value
+    before, at_end = _passes(config, size, own.depth, coding=coding)
     before *= 1.0 if config.is_exact else costs.intake_factor
     work = (before + at_end) * (own.deferred / window)
     moved = work.num_bytes

@@ -71,9 +71,10 @@ class ExactIntake(AbstractIntake):
         self._waiting = [0] * len(plan.blocks)
         counts = range(plan.depth + 1)
         self._gradient = gradient_bytes(plan.config.gradient_link, self._size)
-        self._costs = [replayed_by(plan.config, self._size, count) for count in counts]
+        sizes, coding = (plan.config, self._size), costs.hardware.host.compact_coding.value
+        self._costs = [replayed_by(*sizes, count, coding=coding) for count in counts]
         self._ends = [
-            ended(plan.config, self._size, waiting=count, is_direct=False) for count in counts
+            ended(*sizes, waiting=count, is_direct=False, coding=coding) for count in counts
         ]
         self._members: defaultdict[int, list[PlannedBlock]] = defaultdict(list)
         for block in self._blocks:
@@ -156,7 +157,7 @@ class PublishedIntake(AbstractIntake):
         """Return the AdamW step on the window's mean."""
         direct = self.holds_staging(block, lag)
         self._counts[block.index] = 0
-        cost = ended(self._config, self._size, waiting=1, is_direct=direct)
+        cost = ended(self._config, self._size, waiting=1, is_direct=direct, coding=0.0)
         return cost * block.elements
 
     def holds_staging(self, block: PlannedBlock, lag: int) -> bool:

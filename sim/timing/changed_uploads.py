@@ -19,9 +19,10 @@ _CHANGED_IN_A_STEP, _POWER = 0.019, 0.7
 window's length that it grows by. In an open loop SmolLM2-135M changed 1.9, 5.3 and 13% of its
 weights in windows of 1, 4 and 16 steps; the record 2026-11-27_changed_uploads_amd-epyc has 4.4%
 in windows of 4, at 5e-5."""
-MARKING_STEPS: Mapping[HostState, float] = {"float32": 2.0, "compact": 4.6}
+MARKING_STEPS: Mapping[HostState, float] = {"float32": 2.0, "compact": 1.1}
 """Time in which a pass finds the upload before and marks changes, in AdamW steps of an element, by
-the format of the state. Measured on one core of an AMD EPYC (Zen 4), from its cache."""
+the format of the state. Measured on one core of an AMD EPYC (Zen 4) with AVX-512, from its cache
+(`evidence.benchmarks.host_update`)."""
 
 
 def sends_changes(config: ZenFlowConfig, dtype_bytes: int, depth: int) -> bool:

@@ -15,14 +15,12 @@ from zenflow.config import ZenFlowConfig
 from zenflow.host_state import GROUP, HostState, gradient_bytes, state_bytes
 from zenflow.rule.sizes import AUTOMATIC_DEPTH
 
-CODING_STEPS, DECODING_STEPS = 2.2, 0.5
-"""Time in which compact state is decoded and encoded once, and that in which a gradient of eight
-bits is decoded, in AdamW steps of an element.
+DECODING_STEPS = 0.5
+"""Time in which a gradient of eight bits is decoded, in AdamW steps of an element.
 
-Measured on one core of an AMD EPYC (Zen 4) with AVX-512, from its cache (record
-2026-11-26_benchmarks_amd-epyc of `evidence.benchmarks.host_update`). One ratio stands for every
-host, as no profile has its own. Coding has neither roots nor divisions, so cores that are slow at
-these have a smaller one.
+Measured on one core of an AMD EPYC (Zen 4), from its cache: 0.53 with AVX-512, and 0.37 with AVX2
+(records of `evidence.benchmarks.host_update`). One ratio stands for every host. Decoding has
+neither roots nor divisions, so cores that are slow at these have a smaller one.
 """
 
 
@@ -56,16 +54,28 @@ class HostPass:
 
 
 def replayed(waiting: int, size: float, host_state: HostState = "float32") -> HostPass:
-    """Return the pass that applies gradients that wait, of so many bytes, without an upload."""
-    coding = HostPass(steps=CODING_STEPS) if host_state == "compact" else HostPass()
-    return HostPass(_moved_bytes(host_state) + waiting * size, waiting, 1) + coding
+    """Return the pass that applies gradients that wait, of so many bytes, without an upload.
+
+    Compact state is decoded and encoded besides.
+    """
+    return HostPass(_moved_bytes(host_state) + waiting * size, waiting, 1)
 
 
-def replayed_by(config: ZenFlowConfig, dtype_bytes: int, waiting: int) -> HostPass:
-    """Return the pass of a configuration that applies the gradients that wait."""
+def replayed_by(
+    config: ZenFlowConfig, dtype_bytes: int, waiting: int, *, coding: float
+) -> HostPass:
+    """Return the pass of a configuration that applies the gradients that wait.
+
+    Args:
+        config: The update rule's settings.
+        dtype_bytes: Bytes of an element of the model.
+        waiting: Number of gradients that have not been applied yet.
+        coding: Time in which compact state is coded, in AdamW steps: `Host.compact_coding`.
+    """
     size = gradient_bytes(config.gradient_link, dtype_bytes)
-    decoding = HostPass(steps=DECODING_STEPS * waiting if config.rounds_gradients else 0)
-    return replayed(waiting, size, config.host_state) + decoding
+    decoding = DECODING_STEPS * waiting if config.rounds_gradients else 0
+    coded = coding if config.is_compact else 0
+    return replayed(waiting, size, config.host_state) + HostPass(steps=decoding + coded)
 
 
 def _moved_bytes(host_state: HostState) -> float:
@@ -78,19 +88,18 @@ def added(dtype_bytes: int, *, is_first: bool) -> HostPass:
     return HostPass(dtype_bytes + (4 if is_first else 8))
 
 
-def ended(config: ZenFlowConfig, dtype_bytes: int, *, waiting: int, is_direct: bool) -> HostPass:
-    """Return the pass that ends a window.
+def ended(
+    config: ZenFlowConfig, dtype_bytes: int, *, waiting: int, is_direct: bool, coding: float
+) -> HostPass:
+    """Return the pass that ends a window; arguments are as in `replayed_by`.
 
-    Args:
-        config: The update rule's settings.
-        dtype_bytes: Bytes of an element of the model.
-        waiting: Number of gradients that have not been applied yet.
-        is_direct: Whether the published rule reads the window's only gradient, not a sum.
+    The published rule may read the window's only gradient (`is_direct`), and not a sum.
     """
     if config.is_exact:
         marks = sends_changes(config, dtype_bytes, waiting)
         marking = MARKING_STEPS[config.host_state] if marks else 0
-        return replayed_by(config, dtype_bytes, waiting) + HostPass(dtype_bytes, marking)
+        replay = replayed_by(config, dtype_bytes, waiting, coding=coding)
+        return replay + HostPass(dtype_bytes, marking)
     read = dtype_bytes if is_direct else 4
     return HostPass(_moved_bytes("float32") + read + dtype_bytes, 1, 1)
 
@@ -101,26 +110,24 @@ def is_direct(config: ZenFlowConfig, lag: int, count: int) -> bool:
 
 
 def window_passes(
-    config: ZenFlowConfig, dtype_bytes: int, depth: int
+    config: ZenFlowConfig, dtype_bytes: int, depth: int, *, coding: float
 ) -> tuple[HostPass, HostPass]:
     """Return the work of a whole window for an element: before its end, and at its end.
 
-    Args:
-        config: The update rule's settings.
-        dtype_bytes: Bytes of an element of the model.
-        depth: Largest number of gradients that wait.
+    At most `depth` gradients wait; other arguments are as in `replayed_by`.
     """
     window = config.update_interval
     direct = is_direct(config, config.effective_lag(), window)
     before = HostPass()
     if config.is_exact:
         for _ in range((window - 1) // depth):
-            before += replayed_by(config, dtype_bytes, depth)
+            before += replayed_by(config, dtype_bytes, depth, coding=coding)
         waiting = 1 + (window - 1) % depth
-        return before, ended(config, dtype_bytes, waiting=waiting, is_direct=False)
+        end = ended(config, dtype_bytes, waiting=waiting, is_direct=False, coding=coding)
+        return before, end
     for index in range(0 if direct else window):
         before += added(dtype_bytes, is_first=index == 0)
-    return before, ended(config, dtype_bytes, waiting=1, is_direct=direct)
+    return before, ended(config, dtype_bytes, waiting=1, is_direct=direct, coding=coding)
 
 
 def window_bytes(
@@ -137,5 +144,5 @@ def window_bytes(
     if depth is None:
         wanted = config.queue_depth or AUTOMATIC_DEPTH
         depth = min(wanted, config.update_interval)
-    before, at_end = window_passes(config, dtype_bytes, depth)
+    before, at_end = window_passes(config, dtype_bytes, depth, coding=0.0)
     return before.num_bytes, at_end.num_bytes

@@ -37,7 +37,13 @@ def test_uploads_are_whole_where_a_window_has_several_passes():
 def test_marks_take_the_host_time():
     for host_state in ("float32", "compact"):
         whole, changed = (
-            ended(ZenFlowConfig(uploads=how, host_state=host_state), 2, waiting=4, is_direct=False)
+            ended(
+                ZenFlowConfig(uploads=how, host_state=host_state),
+                2,
+                waiting=4,
+                is_direct=False,
+                coding=0.75,
+            )
             for how in ("all", "changed")
         )
         assert changed.num_bytes == whole.num_bytes

@@ -16,7 +16,7 @@ from sim.schedules.systems.deepspeed_zero_offload import RELEASED, host_seconds,
 from sim.simulate import STRATEGIES, SYSTEMS, Strategy, simulate
 from sim.timing.block_plan import BlockPlan
 from sim.timing.costs import costs_of
-from sim.timing.host_passes import CODING_STEPS, HostPass, window_passes
+from sim.timing.host_passes import HostPass, window_passes
 from sim.timing.phases import costs_of_phases
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
@@ -205,8 +205,10 @@ def test_compact_state_moves_fewer_bytes_and_is_coded_once_in_a_pass():
     # Where arithmetic does, a step taking as long as 40 bytes.
     rate = found.hardware.host.core_bandwidth.value / 40
     found = replace(found, hardware=found.hardware.with_values({"host.core_update": rate}))
-    for depth in (1, 2, 4):
-        work = 40 * (4 + CODING_STEPS * 4 / depth)
+    for depth, coding in ((1, 0.75), (2, 2.8), (4, 0.75)):
+        hardware = found.hardware.with_values({"host.compact_coding": coding})
+        found = replace(found, hardware=hardware)
+        work = 40 * (4 + coding * 4 / depth)
         assert zenflow(queue_depth=depth) == pytest.approx(work * each, rel=1e-3)
 
 
@@ -215,8 +217,8 @@ def test_compact_state_moves_fewer_bytes_and_is_coded_once_in_a_pass():
 def test_a_window_of_compact_state_has_fewer_bytes_and_no_less_arithmetic(depth, window):
     sizes = 2, min(depth, window)
     plain, compact = (
-        sum(window_passes(ZenFlowConfig(host_state=name, update_interval=window), *sizes),
-            start=HostPass())
+        sum(window_passes(ZenFlowConfig(host_state=name, update_interval=window), *sizes,
+                          coding=0.75), start=HostPass())
         for name in ("float32", "compact")
     )  # fmt: skip
     assert compact.num_bytes < plain.num_bytes

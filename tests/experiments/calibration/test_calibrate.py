@@ -151,6 +151,7 @@ def test_parts_take_longer_the_more_they_move():
     assert rates.by_threads.keys() == {1}
     assert 1e8 < rates.by_threads[1] < 1e12
     assert 1e7 < rates.steps < 1e11
+    assert 0 < rates.coding < 50
     overheads = overheads_of(measure_parts(torch.device("cpu"), torch.float32), is_cpu=True)
     rates = ("pack_bandwidth", "unpack_bandwidth", "intake_bandwidth", "device_update",
              "column_update")  # fmt: skip

@@ -8,7 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.hardware.catalog import find_machine, names
-from sim.hardware.components import CORE_UPDATE, DEEPSPEED_SHARE, PAGE_BANDWIDTH
+from sim.hardware.components import (
+    COMPACT_CODING,
+    CORE_UPDATE,
+    DEEPSPEED_SHARE,
+    PAGE_BANDWIDTH,
+)
 from sim.hardware.file import KERNEL_IS_DRAM, SCHEMA_VERSION, read_profile, write_profile
 from sim.hardware.quantity import KINDS, Quantity
 from zenflow.errors import ConfigError
@@ -120,12 +125,13 @@ LATER = {
         }
     },
     8: {"device": {"collective_share": None}, "host": {"page_bandwidth": PAGE_BANDWIDTH}},
+    9: {"host": {"compact_coding": COMPACT_CODING}},
 }
 LATER_FIELDS = {4: {"num_hosts": 1, "network": None}}
 """Figures that a version is the first to have, and what stands for them in files before it."""
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6, 7])
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6, 7, 8])
 def test_a_file_of_a_former_version_is_read_with_what_stands_for_later_figures(version, path):
     later = [parts for number, parts in LATER.items() if number > version]
     added = [fields for number, fields in LATER_FIELDS.items() if number > version]
@@ -154,7 +160,7 @@ def test_a_file_of_a_former_version_is_read_with_what_stands_for_later_figures(v
         read_profile(path)
 
 
-@pytest.mark.parametrize("version", [0, 9, "1", "3", 1.5, True, None])
+@pytest.mark.parametrize("version", [0, 10, "1", "3", 1.5, True, None])
 def test_another_schema_is_refused(version, path):
     edited(path, lambda content: content.update(schema_version=version))
     with pytest.raises(ConfigError, match=f"schema_version must be {SCHEMA_VERSION}, got "):

@@ -51,6 +51,7 @@ RANGES = {
     "host.numa_hop": (0.2, 1),
     "host.core_sharing": (1, 2),
     "host.page_bandwidth": (1e9, 50e9),
+    "host.compact_coding": (0.5, 5),
     "host.core_update": (0.5e9, 5e9),
     "nvme.read": (1e9, 100e9),
     "nvme.write": (0.5e9, 100e9),
