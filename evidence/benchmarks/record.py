@@ -73,7 +73,7 @@ def copy_bandwidth(num_bytes: int = 1 << 27, repeats: int = 7) -> float:
     """Return the speed of a plain copy in this process, bytes read plus written a second."""
     source = torch.ones(num_bytes // 4)
     target = torch.zeros_like(source)
-    return 2 * source.nbytes / _median_seconds(lambda: target.copy_(source), repeats)
+    return 2 * source.nbytes / median_seconds(lambda: target.copy_(source), repeats)
 
 
 def scale_bandwidth(num_bytes: int = 1 << 27, repeats: int = 7) -> float:
@@ -82,10 +82,10 @@ def scale_bandwidth(num_bytes: int = 1 << 27, repeats: int = 7) -> float:
     Unlike a copy it reads nothing that it does not use, so it shows what the memory really moves.
     """
     values = torch.ones(num_bytes // 4)
-    return 2 * values.nbytes / _median_seconds(lambda: values.mul_(1.0), repeats)
+    return 2 * values.nbytes / median_seconds(lambda: values.mul_(1.0), repeats)
 
 
-def _median_seconds(run: Callable[[], Any], repeats: int, warm: int = 1) -> float:
+def median_seconds(run: Callable[[], Any], repeats: int, warm: int = 1) -> float:
     """Return the median time of some runs, behind a few that count for nothing."""
     return statistics.median([seconds_of(run) for _ in range(warm + repeats)][warm:])
 
@@ -102,6 +102,6 @@ def link_bandwidth(device: torch.device, num_bytes: int, repeats: int = 10) -> d
 
     synchronize(device)
     return {
-        "d2h": num_bytes / _median_seconds(lambda: copy(host, there), repeats, warm=2),
-        "h2d": num_bytes / _median_seconds(lambda: copy(there, host), repeats, warm=2),
+        "d2h": num_bytes / median_seconds(lambda: copy(host, there), repeats, warm=2),
+        "h2d": num_bytes / median_seconds(lambda: copy(there, host), repeats, warm=2),
     }
