@@ -135,6 +135,7 @@ def _compact(replay: CatchUpJob) -> CompactJob:
         step=replay.step.clone(),
         active=replay.active,
         steps=replay.steps,
+        upload=None,
         first=0,
         stride=width,
         seed=0,
