@@ -50,10 +50,13 @@ class Beside:
             given = (f"{name}={value}" for name, value in system.options.items())
             yield replace(option, changes=(*given, *option.changes))
 
-    def improvements(self, presets: Sequence[str], parallel: str) -> Iterable[Improvement]:
+    def improvements(
+        self, presets: Sequence[str], parallel: str, answer: Option | None = None
+    ) -> Iterable[Improvement]:
         """Yield changes of the machine that would help, those to make first at the front.
 
-        Where nothing surely fits, none is slower than what may fit.
+        Where nothing surely fits, none is slower than the answer for the machine as it is; without
+        an answer, than what may fit.
         """
         chosen, search = self._choice.recommended, self._choice.search
         if chosen is not None and search is not None:
@@ -64,7 +67,7 @@ class Beside:
         # What one device needs, or where they share the model all of them.
         count = max(chooser.planners) if parallel == "fsdp" else 1
         searches = [chooser.search(count, work) for work in works]
-        yield from more_memory(searches, presets, self._choice.shown)
+        yield from more_memory(searches, presets, answer or self._choice.shown)
 
     def largest(self) -> str | None:
         """Return the largest named model, smaller than this one, that one device trains."""

@@ -282,7 +282,7 @@ def plan(
         exact=found.exact,
         tight=found.tight(sure),
         interval=found.interval(draws) if sure in (None, choice.recommended) else None,
-        improvements=tuple(upgrades.improvements(presets, found.parallel)),
+        improvements=tuple(upgrades.improvements(presets, found.parallel, sure or choice.shown)),
         without_compact=found.without_compact,
         without_chunks=found.without_chunks,
         streamed=streamed,
