@@ -53,8 +53,8 @@ class Adviser:
         >>> from sim.models.table import find_model
         >>> from sim.models.workload import Workload
         >>> from zenflow.config import ZenFlowConfig
-        >>> workload = Workload.of_config(*find_model("gpt2"), batch_size=8)
-        >>> twin = Twin(workload, find_machine("hgx-h100", 1), ZenFlowConfig(update_interval=1))
+        >>> workload = Workload.of_config(*find_model("gpt2"))
+        >>> twin = Twin(workload, find_machine("rtx3090-desktop"), ZenFlowConfig(update_interval=1))
         >>> adviser = Adviser(twin)
         >>> here = adviser.start(Knobs.of(twin.config))
         >>> advice = adviser.advise(Question(
