@@ -54,7 +54,8 @@ class Adviser:
         >>> from sim.models.workload import Workload
         >>> from zenflow.config import ZenFlowConfig
         >>> workload = Workload.of_config(*find_model("gpt2"))
-        >>> twin = Twin(workload, find_machine("rtx3090-desktop"), ZenFlowConfig(update_interval=1))
+        >>> machine = find_machine("rtx3090-desktop")
+        >>> twin = Twin(workload, machine, ZenFlowConfig(update_interval=1))
         >>> adviser = Adviser(twin)
         >>> here = adviser.start(Knobs.of(twin.config))
         >>> advice = adviser.advise(Question(
