@@ -123,7 +123,7 @@ def coding_steps() -> dict[str, Any]:
 
 
 def cached_seconds(depth: int) -> dict[Any, float]:
-    """Return the seconds an element of passes that take so many gradients, from a core's cache.
+    """Return the seconds per element of passes that take so many gradients, from a core's cache.
 
     All take turns, in seconds of the thread alone, whoever else is at work.
     """

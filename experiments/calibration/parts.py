@@ -92,7 +92,8 @@ class HostRates:
     steps: float
     """AdamW steps of an element that one thread takes in a second, on data in its cache."""
     coding: float
-    """Time in which it decodes and encodes compact state, in such steps."""
+    """Time in which one thread decodes and encodes compact state once, in AdamW steps of an
+    element."""
     beside_copies: float | None = None
     """Rate with all threads while a GPU copies both ways; None without one."""
 

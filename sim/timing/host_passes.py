@@ -56,7 +56,7 @@ class HostPass:
 def replayed(waiting: int, size: float, host_state: HostState = "float32") -> HostPass:
     """Return the pass that applies gradients that wait, of so many bytes, without an upload.
 
-    Compact state is decoded and encoded besides.
+    Moves and AdamW steps alone: the time to decode and encode compact state is not in them.
     """
     return HostPass(_moved_bytes(host_state) + waiting * size, waiting, 1)
 
