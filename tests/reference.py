@@ -33,11 +33,11 @@ class ExactBlock(Block):
         columns = beta2 * self.column_squares + (1 - beta2) * grad.square().mean(0)
         return columns, beta2 * self.row_squares + (1 - beta2) * row_squares
 
-    def fresh_step(self, grad, clip, row_squares, num_forwards, interval):
+    def fresh_step(self, grad, clip, row_squares, num_forwards, late):
         """Move deferred weights by the gradient's expected share of AdamW's motion."""
         lr, (beta1, beta2), t = self.group["lr"], self.group["betas"], self.steps[0].item() + 1
         moves = [(1 - beta1) * beta1**i / (1 - beta1 ** (t + i)) for i in range(num_forwards)]
-        ages = [j - delay(beta1, interval) for j in range(1, num_forwards + 1)]
+        ages = [j - late for j in range(1, num_forwards + 1)]
         share = sum(first(age, moves) for age in ages) / num_forwards if num_forwards else 0
         rate = clip * lr * share * (1 - beta2**t) ** 0.5
         floor = max(1e-15, self.group["eps"] * (1 - beta2**t) ** 0.5) ** 2
@@ -61,11 +61,11 @@ class ExactBlock(Block):
         self.move_moments(every, clip * self.sent(grad))
         self.move_weights(every)
 
-    def make_upload(self, lag, num_forwards):
+    def make_upload(self, lag, num_forwards, late):
         """Move the master on by what momentum does, on average over the upload's forwards."""
         beta1, t, end = self.group["betas"][0], self.steps[0].item(), lag + num_forwards
         moves = [beta1**i * (1 - beta1**t) / (1 - beta1 ** (t + i)) for i in range(1, end)]
-        ages = [lag + j - delay(beta1, num_forwards) for j in range(num_forwards)]
+        ages = [lag + j - late for j in range(num_forwards)]
         leads = [first(age, moves) if age > 0 else age for age in ages]
         self.upload = self.master - sum(leads) / len(leads) * self.displacement()
         self.upload[:, self.important] = self.master[:, self.important]
@@ -75,6 +75,10 @@ class Reference(Windows):
     """Feed `step` gradients, read `weights`."""
 
     block, clip = ExactBlock, 1.0  # `clip` is the last step's clip factor
+
+    def late(self, b, num_forwards):
+        """Return the steps by which forwards are behind AdamW's weights on average."""
+        return delay(b.group["betas"][0], num_forwards) if self.config.forward_delay else 0
 
     def step(self, grads):
         pairs, clip = self.begin(grads)
@@ -88,9 +92,8 @@ class Reference(Windows):
             rows = torch.cat(matrix, 1).square().mean(1) if matrix else None
             for b in run if matrix else []:
                 landing = b.due_step + self.lag(b.due_step)
-                interval = self.rule.update_interval
-                num_forwards = landing - self.t
-                b.fresh_step(grads[b], self.clip, self.clip**2 * rows, num_forwards, interval)
+                late, num_forwards = self.late(b, self.rule.update_interval), landing - self.t
+                b.fresh_step(grads[b], self.clip, self.clip**2 * rows, num_forwards, late)
                 b.adamw(grads[b], clip, clip**2 * rows)
                 b.weight[:, b.important] = b.master[:, b.important].to(b.weight.dtype)
                 b.took_step(b.due_step == self.t and not self.resizes)
@@ -109,7 +112,7 @@ class Reference(Windows):
             if not counts[b]:
                 b.land_step = None
                 continue
-            b.make_upload(lag, num_forwards)
+            b.make_upload(lag, num_forwards, self.late(b, num_forwards))
             b.ended()
             if lag == 0:
                 b.land_step = b.show(~b.important)

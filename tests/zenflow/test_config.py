@@ -68,6 +68,7 @@ def test_an_unknown_key_names_the_nearest(key, nearest):
         ("update_interval", True),
         ("update_interval", None),
         ("overlap_step", 1),
+        ("forward_delay", "no"),
         ("update_rule", "approximate"),
         ("queue_depth", 0),
         ("hysteresis", float("inf")),

@@ -82,6 +82,7 @@ def configs(draw, **fixed):
         "update_interval": draw(st.integers(1, 6)),
         "overlap_step": draw(st.sampled_from([True, True, False])),
         "update_rule": draw(st.sampled_from(["exact", "exact", "exact", "published"])),
+        "forward_delay": draw(st.sampled_from([True, True, False])),
         "queue_depth": draw(st.none() | st.integers(1, 6)),
         "select_interval": draw(st.integers(0, 6)),
         "full_warm_up_rounds": draw(st.sampled_from([0, 0, 1, 3])),

@@ -12,6 +12,7 @@ from typing import Any
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
 from zenflow.rule.blocks import BlockShape, assign_phases
+from zenflow.rule.momentum import delay
 
 
 class WindowCalendar:
@@ -86,6 +87,10 @@ class WindowCalendar:
     def lag(self, step: int) -> int:
         """Return the lag, in steps, of an update that starts at the end of this step."""
         return 0 if self.is_warm_up(step) else self.rule.effective_lag()
+
+    def delay(self, beta1: float, num_forwards: int) -> float:
+        """Return the steps by which so many forwards are to be behind AdamW's weights."""
+        return delay(beta1, num_forwards) if self.rule.forward_delay else 0.0
 
     def next_landing(self, block: int) -> int:
         """Return the step by whose end the update of the block's open window will have landed."""

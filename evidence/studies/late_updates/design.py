@@ -13,12 +13,13 @@ _KINDS = {
     rule.name: rule
     for rule in (
         Rule(name="fresh gradient", fresh="factored"),
+        Rule(name="fresh gradient, no delay", fresh="factored", delay_share=0.0),
         Rule(name="fresh gradient, v by columns", bound=1.0),
         Rule(name="no fresh gradient", fresh="none"),
         Rule(name="former rule", kind="former"),
     )
 }
-FRESH, COLUMN, NO_FRESH, FORMER = _KINDS
+FRESH, NO_DELAY, COLUMN, NO_FRESH, FORMER = _KINDS
 
 
 def rule_of(name: str, interval: int) -> Rule | None:
@@ -45,12 +46,12 @@ GROUPS: Sequence[Group] = (
         regime=SCRATCH,
         lr=1e-3,
         rules=(
-            (FRESH, 4), (FRESH, 16), (NO_FRESH, 4), (FRESH, 64), (COLUMN, 16), (COLUMN, 64),
-            (FORMER, 4),
+            (FRESH, 4), (FRESH, 16), (NO_FRESH, 4), (FRESH, 64), (NO_DELAY, 4), (NO_DELAY, 16),
+            (NO_DELAY, 64), (COLUMN, 16), (COLUMN, 64), (FORMER, 4),
         ),
     ),
-    Group(regime=SCRATCH, lr=2e-3, rules=((FRESH, 4), (FRESH, 16))),
-    Group(regime=SCRATCH, lr=4e-4, rules=((FRESH, 16),)),
+    Group(regime=SCRATCH, lr=2e-3, rules=((FRESH, 4), (FRESH, 16), (NO_DELAY, 4), (NO_DELAY, 16))),
+    Group(regime=SCRATCH, lr=4e-4, rules=((FRESH, 16), (NO_DELAY, 16))),
 )  # fmt: skip
 """Groups in the order in which they are run."""
 SMOKE: Sequence[Group] = (Group(regime=SCRATCH, lr=1e-3, rules=((FRESH, 4), (NO_FRESH, 4))),)

@@ -72,6 +72,7 @@ class Axis:
 
 _ALIASES: Mapping[str, str] = {"batch": "batch_size", "k": "topk_ratio", "S": "update_interval"}
 _WITHOUT_EFFECT = (
+    "forward_delay",
     "full_warm_up_rounds",
     "importance_decay",
     "hysteresis",

@@ -41,7 +41,7 @@ from zenflow.columns.layout import (
 from zenflow.device.base import AbstractDevice
 from zenflow.device.kernels.base import FreshMove, FreshVectors, LateGradient
 from zenflow.rule.calendar import WindowCalendar
-from zenflow.rule.momentum import delay, fresh_share
+from zenflow.rule.momentum import fresh_share
 from zenflow.step.fresh.factors import (
     ColumnTerms,
     RowTerms,
@@ -170,7 +170,7 @@ class FreshSteps:
             hyper, count = step.hypers[split.group], split.num_steps + 1
             taken = split.group, count
             if taken not in known:  # the same for most parameters
-                late = delay(hyper.beta1, interval)
+                late = self._calendar.delay(hyper.beta1, interval)
                 known[taken] = *scalars_of(hyper, count, step.inverse_scale), late
             self._rates[split], gain, decay, late = known[taken]
             by_split.append((gain / split.num_columns, *decay))

@@ -15,7 +15,7 @@ from zenflow.columns.host_update import RowWork, catch_up, stepped
 from zenflow.columns.layout import Block, Bucket
 from zenflow.host.jobs import HostJob, Upload
 from zenflow.lanes.lease import Lease
-from zenflow.rule.momentum import delay, upload_lead
+from zenflow.rule.momentum import upload_lead
 from zenflow.step.host.changed import ChangedUploads
 from zenflow.step.host.tasks import AbstractHostTasks, WindowWork
 from zenflow.step.step import Step
@@ -181,7 +181,7 @@ class ExactTasks(AbstractHostTasks):
         hyper = step.hyper_of(block)
         landing = step.number + step.lag
         num_forwards = self.calendar.next_landing(block.index) - landing
-        late = delay(hyper.beta1, num_forwards)
+        late = self.calendar.delay(hyper.beta1, num_forwards)
         count = block.split.num_steps
         queue = list(self.queues[block.index])
         upload = Upload(
