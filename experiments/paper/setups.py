@@ -66,7 +66,8 @@ class Setup:
     kernels: str = "eager"
     """Kernels of elementwise work, as `sim.models.kernels.KERNELS` names them."""
     attention: str = "fused"
-    """Kernels of attention, one of `sim.models.workload.ATTENTIONS`. PyTorch's are ``fused``."""
+    """Kernels of attention, one of `sim.models.workload.ATTENTIONS`. PyTorch's were ``fused`` when
+    the rows were measured."""
     loss: str = "tokens"
     """Loss behind the last layer, one of `sim.models.workload.LOSSES`."""
     dtype: str = "bfloat16"

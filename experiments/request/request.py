@@ -78,10 +78,10 @@ class Request:
     """Layers whose activations backward recomputes: yes, no, a share of them evenly spread (1/2,
     20/32), or op. The flag alone is yes. Every second layer is 1/2. Of each layer op is all but
     attention and every second product, as torchtitan's option."""
-    attention: str = setting("fused", section=COMPUTE, choices=ATTENTIONS)
-    """Kernels of attention. Fused ones (FlashAttention-2, PyTorch's) compute scores once more in
-    backward, and so do native ones, Hopper's and Blackwell's (FlashAttention-3 and 4, cuDNN's);
-    eager ones keep them."""
+    attention: str = setting("native", section=COMPUTE, choices=ATTENTIONS)
+    """Kernels of attention. Native ones are those that today's PyTorch picks: cuDNN's on Hopper
+    and the B200, fused ones elsewhere. They are as fast as FlashAttention-3 and 4. Fused ones are
+    FlashAttention-2, and PyTorch's with an older cuDNN. Eager ones keep scores for backward."""
     loss: str = setting("tokens", section=COMPUTE, choices=LOSSES)
     """Loss behind the last layer: cross entropy of every token's logits, of logits that are never
     whole (chunks: `zenflow train --chunked-loss`), their sum, or a few classes of a sequence with

@@ -58,13 +58,14 @@ class Workload:
     checkpointing: Recomputation = False
     """Recomputation in backward (`sim.models.recomputation`): a share of the layers, evenly
     spread, or of every layer what is cheap (`BY_OPERATION`)."""
-    attention: str = "fused"
+    attention: str = "native"
     """Kernels of attention, one of `ATTENTIONS`.
 
-    Fused ones, FlashAttention-2 and PyTorch's own, keep no scores and compute them once more in
+    Fused ones, FlashAttention-2 and kernels like it, keep no scores and compute them once more in
     backward, as *selective* recomputation does (Korthikanti et al. 2022, section 4.2). Native ones
-    do so by what a device's generation has of its own: FlashAttention-3 and 4, or cuDNN. Eager
-    ones keep scores, over the whole square."""
+    do so by what a device's generation has of its own: FlashAttention-3 and 4, or cuDNN. They are
+    what PyTorch picks on Hopper and the B200 where cuDNN is newer than 9.15 (its sdp_utils.cpp);
+    a device without such kernels has fused ones. Eager ones keep scores, over the whole square."""
     offloads_activations: bool = False
     """Whether what a layer keeps for backward waits on the host meanwhile."""
     kernels: str = "eager"
