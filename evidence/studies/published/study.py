@@ -156,8 +156,8 @@ def errors_by_regime(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return absolute errors: of each regime, of all but given phases, and of parts of these.
 
     Parts are rows entered blind, those of them that were entered last, and rows whose sources
-    state all that a prediction needs: without and with the groups that were found to leave
-    something open when their errors had been seen.
+    state all that a prediction needs, by regime as well: without and with the groups that were
+    found to leave something open when their errors had been seen.
     """
     regimes = list(dict.fromkeys(row["regime"] for row in rows))
     chosen = {name: [row for row in rows if row["regime"] == name] for name in regimes}
@@ -170,6 +170,8 @@ def errors_by_regime(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     chosen["of these, entered third"] = _entered("third", counted)
     chosen["of these, entered fourth"] = _entered("fourth", counted)
     chosen["all stated"] = stated
+    for name in regimes[1:]:
+        chosen[f"all stated, {name}"] = [row for row in stated if row["regime"] == name]
     chosen["all stated and entered blind"] = _blind(stated)
     chosen["the same with groups listed late"] = _blind([*stated, *late])
     chosen["all stated and entered last"] = _entered("last", stated)

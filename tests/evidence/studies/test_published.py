@@ -205,9 +205,12 @@ def test_regimes_hold_every_row_once_and_their_errors_are_the_rows_own(rows):
     }
     assert {name: found[name]["rows"] for name in parts} == parts
     assert all(parts.values())
-    # Phases count once, all others once more, and once for each part that they are in.
+    # Phases count once, all others once more, once for each part that they are in, and once by
+    # regime where all is stated.
     total = sum(each["rows"] for each in found.values())
-    assert total == len(rows) + len(counted) + sum(parts.values())
+    assert total == len(rows) + len(counted) + len(stated) + sum(parts.values())
+    own = [r["error"] for r in rows if r["regime"] == "offload" and not GROUPS[r["group"]].open]
+    assert found["all stated, offload"]["median"] == pytest.approx(median(map(abs, own)))
     alone = [abs(row["error"]) for row in rows if row["regime"] == "device alone"]
     assert found["device alone"]["median"] == pytest.approx(median(alone))
     assert len(alone) > 2
