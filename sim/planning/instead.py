@@ -7,6 +7,7 @@ the better buy on a small machine.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from sim.models.workload import Workload
 from sim.planning.grid import fewer_tokens
@@ -18,6 +19,12 @@ WAITS = 0.25
 """Share of a step from which on a device is said to wait."""
 _FASTER = 1.05
 """Speed-up from which AdamW in 8 bits is named beside a setting that fits."""
+_IN_8_BITS = (
+    Strategy.of("adamw_8bit"),
+    Strategy.of("adamw_8bit", paged=True),
+    Strategy.of("adamw_8bit", paged=True, in_backward=True),
+)
+"""Ways of AdamW in 8 bits, the one that asks for most memory of the device first."""
 _ADAPTERS = ("lora", "qlora")
 """Systems that train adapters, the one that rounds no weights first."""
 
@@ -33,12 +40,14 @@ def instead(
         shown: Option that the plan shows; None if nothing may fit.
         recomputes: Whether checkpointing may be changed.
     """
-    in_8_bits = _fitting(planner, workload, "adamw_8bit", recomputes=recomputes)
+    in_8_bits = _fitting(planner, workload, *_IN_8_BITS, recomputes=recomputes)
     if in_8_bits is not None and (shown is None or _is_worth(in_8_bits, shown)):
         yield in_8_bits
     if shown is not None and not _is_poor(shown, workload):
         return
-    found = (_fitting(planner, workload, name, recomputes=recomputes) for name in _ADAPTERS)
+    found = (
+        _fitting(planner, workload, Strategy.of(name), recomputes=recomputes) for name in _ADAPTERS
+    )
     adapters = [option for option in found if option is not None]
     if adapters:
         yield max(adapters, key=lambda option: option.tokens)  # of equals the first
@@ -64,11 +73,15 @@ def _is_poor(shown: Option, workload: Workload) -> bool:
 
 
 def _fitting(
-    planner: Planner, workload: Workload, name: str, *, recomputes: bool
+    planner: Planner, workload: Workload, *strategies: Strategy, recomputes: bool
 ) -> Option | None:
-    """Return a system with the most tokens to a step that are likely to fit; None if none are."""
+    """Return the first strategy with the most tokens to a step that are likely to fit."""
     for work in (workload, *fewer_tokens(workload)):
-        option = planner.fitted(work, Strategy.of(name), recomputes=recomputes)
-        if option.fits:
-            return option
+        for strategy in strategies:
+            if strategy.options.get("in_backward") and work.accumulation > 1:
+                continue
+            option = planner.fitted(work, strategy, recomputes=recomputes)
+            if option.fits:
+                given = (f"{name}={value}" for name, value in strategy.options.items())
+                return replace(option, changes=(*given, *option.changes))
     return None

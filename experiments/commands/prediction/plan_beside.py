@@ -156,7 +156,7 @@ def instead(plan: Plan) -> Iterator[str]:
             fewer = f" with {work.batch_size * work.accumulation} x {work.sequence} tokens a step"
         chance = "" if option.chance is None else f", fits with a chance of {option.chance:.0%}"
         yield (
-            f"Without offloading, by other tools: {option.label}{fewer}: {speed(option)}, "
+            f"Instead, by other tools: {option.label}{fewer}: {speed(option)}, "
             f"{gib(option.need.device_bytes)} on the device{chance} ({what})."
         )
 
