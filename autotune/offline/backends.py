@@ -62,7 +62,7 @@ class SimulatedBackend(AbstractBackend):
         >>> backend = SimulatedBackend(workload, find_machine("hgx-h100", 1))
         >>> measured = backend.measure(backend.default)
         >>> measured.tokens_per_step, measured.staleness, round(measured.step_seconds, 3)
-        (8192, 5, 0.032)
+        (8192, 5, 0.03)
     """
 
     kind = "simulated"

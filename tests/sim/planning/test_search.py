@@ -246,4 +246,4 @@ def test_estimates_are_near_the_simulation(model, machine, k):
         done = simulate(planner.costs(work), strategy, keeps_spans=False)
         taken = done.step_seconds - done.selection_seconds
         # A host that is barely too slow falls behind for long before the device waits for it.
-        assert 0.9 * taken < about <= taken * 1.021, "no step is shorter"
+        assert 0.88 * taken < about <= taken * 1.021, "no step is shorter"
