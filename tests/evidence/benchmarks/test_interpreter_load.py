@@ -61,7 +61,8 @@ def test_a_turn_has_the_real_counts_and_times_every_thread(mode):
             assert engine.schedule.tasks.depth == decoder_1b.INTERVAL
         finally:
             contender.optimizer.close()
-    assert set(found) == {"wall", "training", "d2h", "d2h-end", "h2d", "h2d-end", "host"}
+    # Threads of other tests in this process may be there too.
+    assert set(found) >= {"wall", "training", "d2h", "d2h-end", "h2d", "h2d-end", "host"}
     assert all(seconds >= 0 for seconds in found.values())
     assert found["training"] > 0
 
