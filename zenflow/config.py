@@ -83,9 +83,9 @@ class ZenFlowConfig:
     forward_delay: bool = True
     """Whether forwards aim at AdamW's weights of some steps before, under the exact rule.
 
-    With it weights have about as much noise as AdamW's, which fine-tuning needs. False is for
-    training from random weights with long windows, which ends lower without that noise.
-    Fine-tuning on few sentences then fits them too soon.
+    True leaves weights about as much noise as AdamW's, which fine-tuning needs. False is for
+    training from random weights, which ends somewhat lower without that noise. Fine-tuning on few
+    sentences fits them too soon with False.
     """
 
     queue_depth: int | None = None
