@@ -89,7 +89,7 @@ def _tests(marked: str, *arguments: str) -> Callable[[Place], list[str]]:
         from zenflow.host.limits import usable_cores  # which needs psutil: it may be missing
 
         folders = ["tests/zenflow/test_gpu.py"] if place.is_smoke else ["tests/zenflow"]
-        workers = str(min(8, max(1, usable_cores() // 2)))
+        workers = str(min(12, max(1, usable_cores() * 3 // 4)))
         options = ["-v", "-n", "0" if place.is_smoke else workers, "--timeout=240"]
         report = f"--junitxml={place.out / 'tests.xml'}"
         command = [sys.executable, "-m", "pytest", STREAMS, *folders, *options, report]
@@ -119,7 +119,7 @@ def _finetune(place: Place) -> list[str]:
 CALLS: Mapping[int, tuple[Part, ...]] = {
     1: (
         Part(name="environment", limit=30, command=_benchmark("environment")),
-        Part(name="tests", limit=160, command=_tests(_QUICK), needs=_TESTING),
+        Part(name="tests", limit=240, command=_tests(_QUICK), needs=_TESTING),
         Part(name="given", limit=60, command=_benchmark("given"), host_gib=34),
         Part(
             name="presets-1b",
