@@ -10,8 +10,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from evidence.studies.trained import trained
 from experiments.lab.study import Cell, Job, Row
+from experiments.training.parts.models.named import find_model
+from experiments.training.parts.models.pretrained import (
+    load_model,
+    load_tokenizer,
+    save_model_folder,
+)
 from experiments.training.settings.training import TrainSettings
 from zenflow.errors import ConfigError
 
@@ -85,10 +93,33 @@ def _pretraining(training: TrainSettings) -> Cell:
     return cell_of("pretraining", "the model of fine-tuning", own)
 
 
-def train(cell: Cell, job: Job) -> Row:
-    """Carry out a cell's run and return its losses."""
+def train(cell: Cell, job: Job, *, start_noise: float = 0.0) -> Row:
+    """Carry out a cell's run and return its losses.
+
+    Args:
+        cell: The run.
+        job: Where it is carried out.
+        start_noise: Standard deviation of a change of each first weight, over the weight.
+    """
     settings: TrainSettings = cell.work
     if cell.settings["regime"] == FINE_TUNING:
         settings = replace(settings, model=str(job.folder_of(cell.needs[0]) / "model"))
+    if start_noise:
+        start = job.folder / "start"
+        if not start.is_dir():
+            _save_near(settings, start_noise, start)
+        settings = replace(settings, model=str(start))
     summary = trained(settings, job.folder)
     return {name: summary[name] for name in _KEPT}
+
+
+@torch.no_grad()
+def _save_near(settings: TrainSettings, noise: float, folder: Path) -> None:
+    """Save the model that a run begins with, each weight w as w (1 + noise n), n of N(0, 1)."""
+    found = find_model(settings.model)
+    tokenizer = load_tokenizer(found)
+    model = load_model(found, settings, tokenizer, num_classes=0)
+    generator = torch.Generator().manual_seed(settings.seed)
+    for _, param in sorted(model.named_parameters()):
+        param.mul_(1.0 + noise * torch.randn(param.shape, generator=generator))
+    save_model_folder(model, tokenizer, folder)
