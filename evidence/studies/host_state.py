@@ -111,7 +111,7 @@ def _cell(setting: Setting, variant: str, seed: int, scope: Scope) -> Cell:
 
 
 def _run(cell: Cell, job: Job) -> Row:
-    return train(cell, job, start_noise=cell.settings["start_noise"])
+    return train(cell, job, start_noise=cell.settings.get("start_noise", 0.0))
 
 
 def excesses(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, float], list[float]]:

@@ -119,7 +119,7 @@ def _finetune(place: Place) -> list[str]:
 CALLS: Mapping[int, tuple[Part, ...]] = {
     1: (
         Part(name="environment", limit=30, command=_benchmark("environment")),
-        Part(name="tests", limit=240, command=_tests(_QUICK), needs=_TESTING),
+        Part(name="tests", limit=190, command=_tests(_QUICK), needs=_TESTING),
         Part(name="given", limit=60, command=_benchmark("given"), host_gib=34),
         Part(
             name="presets-1b",
