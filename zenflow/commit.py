@@ -9,21 +9,22 @@ from pathlib import Path
 BAKED = "commit.txt"
 """File of this package in a wheel and in a source archive: the commit they were built from."""
 TOLD = "ZENFLOW_COMMIT"
-"""Environment variable that tells the commit of a copy of the files without their repository."""
+"""Environment variable that tells the commit of a copy of the files, whose repository is not there
+or is of another time."""
 
 
 def commit() -> str | None:
     """Return the commit of this code, ``-dirty`` behind it if changed; None if nobody knows.
 
-    A package knows the commit that it was built from. A clone asks git, which must know the
-    folder as the root of a repository: a virtual environment may lie in any other one. Where git
-    knows nothing, the environment variable ``ZENFLOW_COMMIT`` may.
+    A package knows the commit that it was built from. Elsewhere the environment variable
+    ``ZENFLOW_COMMIT`` tells it. Without the variable a clone asks git, which must know the folder
+    as the root of a repository: a virtual environment may lie in any other one.
     """
     folder = Path(__file__).resolve().parent
     try:
         return (folder / BAKED).read_text(encoding="utf-8").strip() or None
     except OSError:
-        return describe(folder.parent) or os.environ.get(TOLD) or None
+        return os.environ.get(TOLD) or describe(folder.parent)
 
 
 def describe(root: Path) -> str | None:

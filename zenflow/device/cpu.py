@@ -125,5 +125,5 @@ class CpuDevice(AbstractDevice):
         if arrival.late is None:
             return arrival.values
         values_DO = arrival.values.clone()
-        arrival.late.move_on(values_DO, arrival.columns)
+        self.kernels.move_on(values_DO, arrival.columns, arrival.late)
         return values_DO

@@ -150,7 +150,7 @@ class CudaDevice(AbstractDevice):
                 else:  # each rank moves its own rows on
                     for arrival, arrived_DO in zip(run, arrived, strict=True):
                         if arrival.late is not None:
-                            arrival.late.move_on(arrived_DO, arrival.columns)
+                            self.kernels.move_on(arrived_DO, arrival.columns, arrival.late)
                     arrived = gather(arrived, [len(arrival.weight) for arrival in run])
                     late = [None] * len(run)
                 for arrival, arrived_DO, newer in zip(run, arrived, late, strict=True):

@@ -297,14 +297,15 @@ def test_the_plan_says_what_to_carry_and_what_to_type(capsys):
         assert re.search(rf"pip (download|wheel) --no-deps -[dw] runs/loan/[45] .*{package}", said)
 
 
-def test_the_commit_of_a_copy_without_a_repository_is_the_one_that_is_told(monkeypatch):
+@pytest.mark.parametrize("known", [None, "ba9876543210-dirty"])
+def test_the_commit_of_a_copy_is_the_one_that_is_told(monkeypatch, known):
+    """A copy may have come to an older repository."""
     from zenflow import commit
 
-    monkeypatch.setattr(commit, "describe", lambda root: None)
+    monkeypatch.setattr(commit, "describe", lambda root: known)
+    assert commit.commit() == known
     monkeypatch.setenv(commit.TOLD, "0123456789ab")
     assert commit.commit() == "0123456789ab"
-    monkeypatch.setattr(commit, "describe", lambda root: "ba9876543210")
-    assert commit.commit() == "ba9876543210", "git knows better"
 
 
 def test_parts_run_without_packages_that_they_do_not_ask_for():

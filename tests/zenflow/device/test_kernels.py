@@ -207,6 +207,22 @@ def test_rows_land_with_the_fresh_step_of_a_late_gradient(kernels, shape, dtype,
     assert_equal([m.weight[:, m.important]], [before[:, m.important]], "other columns")
 
 
+@EVERY
+@pytest.mark.parametrize("newer", ["packed", "whole", "rounded"])
+def test_rows_that_move_on_before_they_land_land_alike(kernels, shape, dtype, newer):
+    """Ranks that share the host's work bring their rows together in between."""
+    for own in (kernels, TorchKernels()):
+        m, apart = Matrix(shape, dtype), Matrix(shape, dtype)
+        is_packed = newer == "packed"
+        rows = m.grad.t()[m.deferred] if is_packed else m.grad.t()
+        late = LateGradient(rows, is_packed, m.move, is_rounded=newer == "rounded")
+        own.land(m.arrived.clone(), m.on_host, m.weight, late)
+        arrived = m.arrived.clone()
+        own.move_on(arrived, m.on_host, late)
+        own.land(arrived, m.on_host, apart.weight, None)
+        assert_equal([apart.weight], [m.weight])
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_land_alike_with_a_rounded_gradient_that_was_packed_or_not(kernels, dtype):
     for own in (kernels, TorchKernels()):

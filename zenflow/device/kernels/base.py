@@ -116,13 +116,6 @@ class LateGradient:
     """Whether packed gradients have eight bits (`zenflow.host.e4m3`). Others are rounded to as
     many, so that it makes no difference which are at hand."""
 
-    def move_on(self, values_DO: Tensor, columns: HostColumns) -> None:
-        """Apply the fresh step of this gradient to arriving weights, in place."""
-        move = self.move
-        factors_D1 = move.column_factors.index_select(0, columns.indices).unsqueeze(1)
-        rows_DO = self.arriving(columns)
-        values_DO.addcmul_(rows_DO * factors_D1, move.row_factors.t(), value=-move.rate)
-
     def arriving(self, columns: HostColumns) -> Tensor:
         """Return the gradient of arriving columns, (D, O), float32 where it is rounded."""
         if self.is_packed:
@@ -273,6 +266,19 @@ class DeviceKernels(ABC):
             columns: The columns.
             weight_OI: The weight.
             late: Gradient whose fresh step the columns still need; None where there is none.
+        """
+
+    @abstractmethod
+    def move_on(self, arrived_DO: Tensor, columns: HostColumns, late: LateGradient) -> None:
+        """Apply a late gradient's fresh step to rows that have come, in place, and land nothing.
+
+        `land` would leave equal bits in the weight: ranks that share the host's work move their
+        own rows on before they bring them together.
+
+        Args:
+            arrived_DO: The rows, on the device.
+            columns: The columns.
+            late: The gradient.
         """
 
     @abstractmethod

@@ -102,8 +102,15 @@ class TorchKernels(DeviceKernels):
     ) -> None:
         """Scatter rows into the transposed weight."""
         if late is not None:
-            late.move_on(arrived_DO, columns)
+            self.move_on(arrived_DO, columns, late)
         weight_OI.t().index_copy_(0, columns.indices, arrived_DO)
+
+    def move_on(self, arrived_DO: Tensor, columns: HostColumns, late: LateGradient) -> None:
+        """Take one temporary of the rows' size."""
+        move = late.move
+        factors_D1 = move.column_factors.index_select(0, columns.indices).unsqueeze(1)
+        rows_DO = late.arriving(columns)
+        arrived_DO.addcmul_(rows_DO * factors_D1, move.row_factors.t(), value=-move.rate)
 
     def update(self, steps: Sequence[ColumnStep], factor: Tensor | None) -> None:
         """Go by columns of one length: they are stepped together."""
@@ -170,5 +177,5 @@ class CpuKernels(TorchKernels):
     ) -> None:
         """Scatter columns."""
         if late is not None:
-            late.move_on(arrived_DO, columns)
+            self.move_on(arrived_DO, columns, late)
         weight_OI.index_copy_(1, columns.indices, arrived_DO.t().contiguous())

@@ -162,6 +162,19 @@ class TritonKernels(DeviceKernels):
         late: LateGradient | None,
     ) -> None:
         """Read rows once, and their late gradient, and write columns."""
+        self._land(arrived_DO, columns, weight_OI, late)
+
+    def move_on(self, arrived_DO: Tensor, columns: HostColumns, late: LateGradient) -> None:
+        """Do all of `land` but the writing of columns, by the same kernel."""
+        self._land(arrived_DO, columns, None, late)
+
+    def _land(
+        self,
+        arrived_DO: Tensor,
+        columns: HostColumns,
+        weight_OI: Tensor | None,
+        late: LateGradient | None,
+    ) -> None:
         if not arrived_DO.numel():
             return
         part, num_rows = _ranges(columns), arrived_DO.shape[1]
@@ -176,8 +189,9 @@ class TritonKernels(DeviceKernels):
         with self._here():
             triton_source.land[_grid(part[3] - part[2], num_rows, TURNED)](
                 arrived_DO, weight_OI, newer, columns.rows, *factors, *part, num_rows,
-                *weight_OI.stride(), *((0, 0) if newer is None else newer.stride()),
-                IS_LATE=late is not None, IS_PACKED=is_packed,
+                *((0, 0) if weight_OI is None else weight_OI.stride()),
+                *((0, 0) if newer is None else newer.stride()),
+                IS_LATE=late is not None, IS_PACKED=is_packed, LANDS=weight_OI is not None,
                 **TURNED, **EXACT,
             )  # fmt: skip
 

@@ -272,13 +272,14 @@ def move_and_pack(
 def land(
     arrived, weight, late, host_rows, column_factors, row_factors, rate,
     first_row, last_row, first_column, last_column, num_rows,
-    weight_row, weight_column, late_place, late_row,
-    IS_LATE: tl.constexpr, IS_PACKED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    weight_row, weight_column, late_place, late_row, IS_LATE: tl.constexpr,
+    IS_PACKED: tl.constexpr, LANDS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Write rows into a weight's columns, the fresh step of a late gradient applied.
 
-    `late` is (D, O) or (I, O), by `IS_PACKED`; its strides are those of its two dimensions. Other
-    columns than those that arrive are not touched: another stream may write to them.
+    Without `LANDS` they stay where they are, and the step alone is applied. `late` is (D, O) or
+    (I, O), by `IS_PACKED`; its strides are those of its two dimensions. Other columns than those
+    that arrive are not touched: another stream may write to them.
     """
     column = first_column + tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -288,15 +289,18 @@ def land(
     inside = is_row[:, None] & arrives[None, :]
     rows, columns = row.to(tl.int64)[:, None], column.to(tl.int64)[None, :]
     places = (place - first_row).to(tl.int64)[None, :]
-    values = tl.load(arrived + places * num_rows + rows, mask=inside, other=0.0)
+    there = arrived + places * num_rows + rows
+    values = tl.load(there, mask=inside, other=0.0)
     if IS_LATE:
         source = places if IS_PACKED else columns
         newer = tl.load(late + source * late_place + rows * late_row, mask=inside, other=0.0)
         of_columns = tl.load(column_factors + column, mask=is_column, other=0.0)
         of_rows = tl.load(row_factors + row, mask=is_row, other=0.0)
         motion = rate * (newer.to(tl.float32) * of_columns[None, :]) * of_rows[:, None]
-        values = (values.to(tl.float32) - motion).to(weight.dtype.element_ty)
-    tl.store(weight + rows * weight_row + columns * weight_column, values, mask=inside)
+        values = (values.to(tl.float32) - motion).to(arrived.dtype.element_ty)
+    if LANDS:
+        there = weight + rows * weight_row + columns * weight_column
+    tl.store(there, values, mask=inside)
 
 
 ADDRESSES = tl.constexpr(6)
