@@ -1,4 +1,4 @@
-"""Baselines of the GPU benchmark: compute alone, and torch's fused AdamW."""
+"""Baselines of the GPU benchmark: compute alone, whether it repeats, and torch's fused AdamW."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from experiments.calibration.parts import synchronize
 
 _STRETCHES = 3
 """Number of times that some steps are timed together."""
+_TIMES = 6
+"""Number of times that one batch's gradients are computed."""
 
 
 def compute_seconds(bench: Bench) -> dict[str, Any]:
@@ -37,6 +39,34 @@ def compute_seconds(bench: Bench) -> dict[str, Any]:
 
 def _drop(param: Tensor) -> None:
     param.grad = None
+
+
+def distinct_gradients(bench: Bench) -> dict[str, int]:
+    """Return how often one batch's gradients were computed, and how many results differ.
+
+    Kernels of attention may add up in the order in which blocks end. Then equal training runs end
+    with unequal losses, whoever owns the optimizer.
+
+    Returns:
+        ``times`` and ``distinct``; with 1 of these every bit repeats.
+    """
+    bench.free()
+    model = bench.model()
+    sums: list[Tensor] = []
+
+    def add_up(param: Tensor) -> None:
+        assert param.grad is not None
+        sums.append(param.grad.view(torch.int16).sum(dtype=torch.int64))
+        param.grad = None
+
+    for param in model.parameters():
+        param.register_post_accumulate_grad_hook(add_up)
+    found = set()
+    for _ in range(_TIMES):
+        sums.clear()
+        bench.loss(model, 0).backward()
+        found.add(tuple(torch.stack(sums).tolist()))
+    return {"times": _TIMES, "distinct": len(found)}
 
 
 class FusedAdamW:

@@ -154,6 +154,9 @@ def shown_figures(cells: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             if "device_seconds" in run:
                 found[f"{own}, ms of step()"] = 1e3 * run["device_seconds"].get("step", 0.0)
                 found[f"{own}, stalled %"] = 100 * run["stall_fraction"]
+        if repeated := cell.get("gradients"):
+            again = f"gradients of one batch, computed {repeated['times']} times: distinct ones"
+            found[f"{name}: {again}"] = repeated["distinct"]
         visits = [run["losses"] for run in cell["runs"] if "visit" in run["name"]]
         stays = next((run["losses"] for run in cell["runs"] if run["name"] == "all stay"), None)
         if visits and stays is not None:

@@ -251,6 +251,7 @@ def parse(arguments: Sequence[str] | None, runs: Sequence[str]) -> argparse.Name
     add("--limit", type=float, default=500, help="seconds for all cells together")
     add("--host-threads", type=int, default=default_host_threads())
     add("--device-gib", type=float, help="use no more of the GPU's memory")
+    add("--deterministic", action="store_true", help="take kernels that repeat every bit")
     add("--queue-depth", type=int, help="gradients that wait on the host, where it is not S")
     parser.set_defaults(knobs={})
     options = parser.parse_args(arguments)

@@ -12,6 +12,7 @@ device.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import traceback
@@ -23,7 +24,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from evidence.benchmarks.gpu.baselines import compute_seconds, fused_baseline
+from evidence.benchmarks.gpu.baselines import (
+    compute_seconds,
+    distinct_gradients,
+    fused_baseline,
+)
 from evidence.benchmarks.gpu.figures import (
     BASELINES,
     FUSED_MASTERS,
@@ -255,6 +260,7 @@ def run_series(options: Namespace, runs: Sequence[Run], whole: dict[str, Any]) -
         whole["cells"].append(own)
         try:
             own["speeds"] = {**whole["speeds"], "compute_seconds": compute_seconds(bench)}
+            own["gradients"] = distinct_gradients(bench)
         except torch.OutOfMemoryError:  # no optimizer could train it here
             own["does_not_fit"].append("forward and backward")
             continue
@@ -286,6 +292,14 @@ def report_of(whole: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def repeat_bits() -> None:
+    """Let torch take kernels that repeat every bit, where it has them; others warn."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # To fill new memory would cost time.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure a series; return the process's exit code."""
     options = parse(arguments, NAMES)
@@ -301,6 +315,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.device_gib is not None and torch.cuda.is_available():
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, options.device_gib * 2**30 / total))
+    if options.deterministic:
+        repeat_bits()
     runs = chosen(options.runs)
     options.out.mkdir(parents=True, exist_ok=True)
     speeds = speeds_of(options)

@@ -9,7 +9,7 @@ from torch import nn
 
 from evidence.benchmarks.gpu import device_pass, finetune, given
 from evidence.benchmarks.gpu import setup as gpu_setup
-from evidence.benchmarks.gpu.baselines import FusedAdamW, compute_seconds
+from evidence.benchmarks.gpu.baselines import FusedAdamW, compute_seconds, distinct_gradients
 from evidence.benchmarks.gpu.pretrained import Tokens
 from evidence.benchmarks.gpu.setup import MODELS, SERIES, Bench
 from evidence.benchmarks.gpu.training import Pauses, num_steps
@@ -260,6 +260,26 @@ def test_tokens_are_prepared_by_the_model_s_tokenizer(tmp_path, monkeypatch):
     assert_equal(tokens.train(0), batch)
     assert not torch.equal(tokens.train(1), tokens.train(2))
     assert all(held.shape == (2, 4) for held in tokens.held_out())
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_gradients_that_do_not_repeat_are_counted(repeats, monkeypatch):
+    """One bit of one element, in the second of six computations."""
+    bench, calls = bench_of(), []
+    loss_of = Bench.loss
+
+    def loss(self, model, step):
+        calls.append(step)
+        if not repeats and len(calls) == 2:
+            weight = model.get_submodule("lm_head").weight.data
+            weight[0, 0] = torch.nextafter(weight[0, 0], weight[0, 0] + 1)
+        elif len(calls) == 3:
+            model.load_state_dict(bench.model().state_dict())
+        return loss_of(self, model, step)
+
+    monkeypatch.setattr(Bench, "loss", loss)
+    found = distinct_gradients(bench)
+    assert found == {"times": 6, "distinct": 1 if repeats else 2}
 
 
 def test_compute_alone_holds_one_gradient_at_a_time():

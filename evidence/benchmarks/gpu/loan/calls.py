@@ -193,7 +193,7 @@ CALLS: Mapping[int, tuple[Part, ...]] = {
             command=_series(
                 "8b-visits",
                 ("all stay", "half visit", "all visit"),
-                f"{_LARGE} --queue-depth 2",
+                f"{_LARGE} --queue-depth 2 --deterministic",
             ),
             host_gib=100,
         ),
