@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect
 from dataclasses import dataclass, field
-from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -76,7 +75,9 @@ class RoomPool:
     """Pinned memory in rooms of any size, the first that fits first.
 
     A room is free from the call that gives it back, even while work on it goes on: its lease names
-    that work to whoever takes the room next. So the same rooms are taken whatever the timing.
+    that work to whoever takes its bytes next. So the same rooms are taken whatever the timing.
+    Rooms that lie side by side are one gap, in which each keeps its own lease: a gradient waits
+    for the work on its own bytes alone.
     """
 
     def __init__(self, device: AbstractDevice, num_bytes: int) -> None:
@@ -88,30 +89,31 @@ class RoomPool:
 
     def clear(self) -> None:
         """Take all rooms back; no work may use one of them."""
-        self._free = [Room(0, self.num_bytes)] if self.num_bytes else []
+        self._gaps = [[Room(0, self.num_bytes)]] if self.num_bytes else []
 
     def take(self, shape: tuple[int, int], like: Tensor) -> tuple[Tensor, Room] | None:
         """Return a matrix of this shape and `like`'s dtype, and its room; None if none is free."""
         size = room_bytes(shape[0] * shape[1], like.dtype)
-        for index, free in enumerate(self._free):
-            if free.last - free.first < size:
+        for index, gap in enumerate(self._gaps):
+            first, last = gap[0].first, gap[0].first + size
+            if gap[-1].last < last:
                 continue
-            users = free.lease.users
-            room = Room(free.first, free.first + size, Lease(users))
-            if room.last == free.last:
-                del self._free[index]
-            else:
-                self._free[index] = Room(room.last, free.last, Lease(users))
-            return self.memory.matrix(room.first, shape, like.dtype), room
+            users = [user for free in gap if free.first < last for user in free.lease.users]
+            rest = [
+                free if free.first >= last else Room(last, free.last, Lease(free.lease.users))
+                for free in gap
+                if free.last > last
+            ]
+            self._gaps[index : index + 1] = [rest] if rest else []
+            return self.memory.matrix(first, shape, like.dtype), Room(first, last, Lease(users))
         return None
 
     def give(self, room: Room) -> None:
         """Take a room back; its lease goes on listing whoever still uses it."""
-        place = bisect(self._free, room.first, key=attrgetter("first"))
-        self._free.insert(place, room)
-        for index in (place, place - 1):  # neighbours become one
-            if 0 <= index < len(self._free) - 1:
-                left, right = self._free[index : index + 2]
-                if left.last == right.first:
-                    lease = Lease((*left.lease.users, *right.lease.users))
-                    self._free[index : index + 2] = [Room(left.first, right.last, lease)]
+        place = bisect(self._gaps, room.first, key=lambda gap: gap[0].first)
+        self._gaps.insert(place, [room])
+        for index in (place, place - 1):  # neighbours become one gap
+            if 0 <= index < len(self._gaps) - 1:
+                left, right = self._gaps[index : index + 2]
+                if left[-1].last == right[0].first:
+                    self._gaps[index : index + 2] = [[*left, *right]]

@@ -10,6 +10,7 @@ from typing import Any
 from evidence.benchmarks.gpu.figures import TRACED_STEPS
 from evidence.benchmarks.gpu.setup import Cell
 from sim.fitting.refine import Observation
+from sim.schedules.streams import Streams, layers_of
 from sim.simulate import PASSES, Strategy
 from zenflow import ZenFlowConfig
 
@@ -22,14 +23,19 @@ def observation(cell: Mapping[str, Any], run: Mapping[str, Any]) -> Observation:
     Step and stall are those of the timed steps, and the lanes' times are the timeline's.
     """
     own = Cell(**{name: cell[name] for name in _FIELDS if name in cell})
+    workload = own.workload()
+    visiting = run.get("visiting_layers", 0)
     busy = {lane: found["busy_seconds"] / TRACED_STEPS for lane, found in run["lanes"].items()}
     return Observation(
         label=f"{cell['name']}: {run['name']}",
-        workload=own.workload(),
+        workload=workload,
         strategy=Strategy(
             name=run["preset"],
             config=ZenFlowConfig.from_dict(run["config"]),
             releases=run["mode"] == "release",
+            streams=Streams(resident_layers=len(layers_of(workload.layers)) - visiting)
+            if visiting
+            else None,
         ),
         step_seconds=run["step_seconds"]["median"],
         stall_seconds=sum(run["stall_seconds_per_step"].values()),

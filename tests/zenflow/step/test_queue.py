@@ -3,6 +3,8 @@
 import copy
 import dataclasses
 import time
+from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -27,6 +29,8 @@ from zenflow import ZenFlowAdamW, ZenFlowConfig
 from zenflow.columns.gradient_queue import RoomPool
 from zenflow.device.cpu import CpuDevice
 from zenflow.lanes.completion import Completion
+from zenflow.lanes.copies import CopyLane
+from zenflow.lanes.host_worker import HostWorker
 from zenflow.lanes.lease import take
 from zenflow.rule.sizes import pool_bytes, queue_depth
 from zenflow.step.host import exact as exact_tasks
@@ -180,7 +184,7 @@ def break_off(max_norm):
 def assert_all_free(optimizer):
     optimizer.state_dict()  # what waits is applied
     rooms = optimizer._engine.schedule.tasks.rooms
-    free = sum(room.last - room.first for room in rooms._free)
+    free = sum(gap[-1].last - gap[0].first for gap in rooms._gaps)
     assert free == rooms.num_bytes > 0
 
 
@@ -226,14 +230,60 @@ def test_a_step_that_was_broken_off_leaves_no_room_taken_once_a_state_is_loaded(
         assert_all_free(optimizer)
 
 
+@STATES
+def test_a_first_gradient_does_not_wait_for_all_of_the_host_s_work(host_state, monkeypatch):
+    """Backward and the host go through the layers in one order, the one behind the other."""
+    done, queued, left = [], Counter(), {}
+    submit_work, submit_copy = HostWorker.submit, CopyLane.submit
+
+    def slow_work(self, name, parts, *, step, **named):
+        queued[step] += len(parts)
+        submit_work(self, name, [slow(part, done) for part in parts], step=step, **named)
+
+    def noted_copy(self, copy):
+        def run():
+            before = sum(queued[step] for step in queued if step < copy.step)
+            left.setdefault(copy.step, before - len(done))
+            return copy.run()
+
+        submit_copy(self, dataclasses.replace(copy, run=run))
+
+    monkeypatch.setattr(HostWorker, "submit", slow_work)
+    model = GivenGradients([(256, 256)] * 16)
+    config = ZenFlowConfig(
+        topk_ratio=0.0, update_interval=4, queue_depth=2, min_split_elements=1,
+        host_state=host_state,
+    )  # fmt: skip
+    options = {"offload_gradients": "release", "max_grad_norm": 1.0, "host_threads": 1}
+    with closing(ZenFlowAdamW(model.parameters(), config=config, **options)) as optimizer:
+        lane = optimizer._engine.d2h
+        monkeypatch.setattr(lane, "submit", partial(noted_copy, lane))
+        for step in range(12):
+            model.backward(model.draw_gradients(step))
+            optimizer.step()
+    for step in range(8, 13):
+        assert left[step] >= queued[step - 1] // 2 > 0, f"parts left of step {step - 1}"
+
+
+def slow(part, done):
+    """Return a part of the host's work that takes its time, and is noted when it ends."""
+
+    def run():
+        time.sleep(0.005)
+        part()
+        done.append(part)
+
+    return run
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     calls=st.lists(st.tuples(st.booleans(), st.integers(1, 40)), max_size=40),
     size=st.integers(0, 60),
 )
-def test_rooms_never_overlap_and_tell_what_still_uses_them(calls, size):
+def test_rooms_never_overlap_and_tell_what_still_uses_their_bytes_and_no_others(calls, size):
     pool, like = RoomPool(DEVICE, 64 * size), torch.empty(0, dtype=torch.bfloat16)
-    live, users = [], []
+    live, users = [], [set() for _ in range(64 * size)]  # of each byte
     for takes, number in calls:
         taken = pool.take((number, 8), like) if takes else None
         if takes and taken is not None:
@@ -241,15 +291,12 @@ def test_rooms_never_overlap_and_tell_what_still_uses_them(calls, size):
             assert values.shape == (number, 8)
             assert 0 <= room.first < room.last <= 64 * size
             assert all(room.last <= r.first or r.last <= room.first for r in live)
-            for first, last, user in users:  # whoever used any of these bytes is awaited
-                if first < room.last and room.first < last:
-                    assert user in room.lease.users
-            users = [u for u in users if not (u[0] < room.last and room.first < u[1])]
+            assert set(room.lease.users) == set().union(*users[room.first : room.last])
             live.append(room)
         elif not takes and live:
             room, user = live.pop(number % len(live)), Completion("a reader")
-            users.append((room.first, room.last, user))
             take(user, reads=[room.lease])
+            users[room.first : room.last] = [set(room.lease.users)] * (room.last - room.first)
             pool.give(room)
     for room in live:
         pool.give(room)
