@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from evidence.benchmarks.gpu.figures import FUSED, aims
+from evidence.benchmarks.gpu.figures import aims
 from evidence.benchmarks.gpu.keep import PICTURE, RECORD, TESTS
 from evidence.benchmarks.gpu.loan.records import LOG, SUITE, outcomes
+from evidence.benchmarks.gpu.step import VISITS
 from evidence.pages.gpu_predicted import predicted
 from experiments.lab.losses import excess
 from experiments.lab.variants import BASELINE
@@ -19,6 +20,8 @@ from experiments.output.provenance import RESULTS, newest
 _FUSED = "torch's fused AdamW, no float32 masters"
 _PASSED = [14_336, 4096]
 """Shape whose parts of the pass are shown, the MLP's of an 8B model."""
+_BEGINNING = 5
+"""Steps in which kernels are compiled and memory is touched for the first time."""
 _COUNTS = ("tests", "failures", "errors", "skipped")
 """Counts of a JUnit file's suites."""
 
@@ -60,9 +63,11 @@ def read_suite(folder: Path) -> dict[str, Any]:
         "former": list(former_excesses(cells)),
         "not_reached": unreached,
         "kernels": sorted({run.get("kernels", "torch") for cell in cells for run in cell["runs"]}),
-        "memory": list(_capped(cells)),
+        "capped": _capped(),
+        "visits": _visits(cells),
+        "spread": _spread(cells),
         "given": _json(folder / "given" / RECORD) if (folder / "given").is_dir() else None,
-        "passes": _passes(),
+        "passes": _passes(folder),
         "counts": _counts(),
     }
 
@@ -78,23 +83,61 @@ def _off(
                 yield abs(ahead / run["step_seconds"]["median"] - 1.0)
 
 
-def _capped(cells: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield memory, speed and stalls of the runs of 8B parameters, in words."""
-    for cell in cells:
-        for run in cell["runs"] if cell["cell"]["model"] == "8b" else ():
-            yield (
-                f"{cell['cell']['name']}, {run['name']}: {run['peak_device_bytes'] / 2**30:.1f} "
-                f"GiB at its peak and {run['tokens_per_second']:.0f} tokens/s, of which "
-                f"{run['stall_fraction']:.0%} of the time was stalled on the host"
-            )
-
-
-def _passes() -> dict[str, Any] | None:
-    """Return the times of both kinds of kernels, by part of the pass, in the newest record."""
-    folder = newest(RESULTS, "gpu-kernels", "README.md")
+def _capped() -> dict[str, Any] | None:
+    """Return memory, speed and stalls of 8B in little memory, in the newest record that has it."""
+    folder = newest(RESULTS, "gpu", f"presets-8b-capped/{RECORD}")
     if folder is None:
         return None
-    record = _json(folder / "device_pass" / RECORD)
+    cells = _json(folder / RECORD)["cells"]
+    runs = [
+        f"{cell['cell']['name']}, {run['name']}: {run['peak_device_bytes'] / 2**30:.1f} "
+        f"GiB at its peak and {run['tokens_per_second']:.0f} tokens/s, of which "
+        f"{run['stall_fraction']:.0%} of the time was stalled on the host"
+        for cell in cells
+        for run in cell["runs"]
+    ]
+    return {"name": folder.parent.name, "runs": runs}
+
+
+def _visits(cells: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return what runs with all, half and none of their layers on the device have in common."""
+    for cell in cells:
+        runs = [run for run in cell["runs"] if run["name"] == "all stay" or "visit" in run["name"]]
+        if len(runs) < len(VISITS):
+            continue
+        return {
+            "cell": cell["cell"]["name"],
+            "names": [run["name"] for run in runs],
+            "gib": [run["peak_device_bytes"] / 2**30 for run in runs],
+            "losses": [[run["losses"][step] for run in runs] for step in (0, 1)],
+            "norms": [run["reports"][0]["grad_norm"] for run in runs],
+            "gradients": cell.get("gradients"),
+        }
+    return None
+
+
+def _spread(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return how unequal the steps of the first cell's `zenflow` were once it was under way."""
+    runs = [run for cell in cells[:1] for run in cell["runs"] if run["name"] == "zenflow"]
+    if not runs or runs[0]["reports"][0].get("starved") is None:
+        return None
+    later = [report for report in runs[0]["reports"] if report["step"] > _BEGINNING]
+    seconds = [report["seconds"] for report in later]
+    return {
+        "cell": cells[0]["cell"]["name"],
+        "steps": len(later),
+        "least": 1e3 * min(seconds),
+        "most": 1e3 * max(seconds),
+        "dry": sum(report["starved"] > 0 for report in later),
+    }
+
+
+def _passes(folder: Path) -> dict[str, Any] | None:
+    """Return the times of both kinds of kernels, by part of the pass."""
+    path = folder / "device_pass" / RECORD
+    if not path.is_file():
+        return None
+    record = _json(path)
     shape = _PASSED
     rows = [row for row in record["rows"] if row["shape"] == shape]
     parts = {row["part"]: {"part": row["part"]} for row in rows}
@@ -103,15 +146,7 @@ def _passes() -> dict[str, Any] | None:
         own, scale = parts[row["part"]], 1e12 / (shape[0] * shape[1])
         own[row["implementation"]] = scale * row["seconds"]
         own["least"] = scale * row["bytes"] / rate
-    (cell,) = _json(folder / "step" / RECORD)["cells"]
-    runs = {run["name"]: run for run in cell["runs"]} | {FUSED: cell[FUSED]}
-    return {
-        "name": folder.name,
-        "gpu": record["hardware"]["gpu"],
-        "shape": " x ".join(map(str, shape)),
-        "rows": list(parts.values()),
-        "steps": {name: 1e3 * run["step_seconds"]["median"] for name, run in runs.items()},
-    }
+    return {"shape": " x ".join(map(str, shape)), "rows": list(parts.values())}
 
 
 def _counts() -> dict[str, Any] | None:
