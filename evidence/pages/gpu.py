@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -110,10 +111,32 @@ def _visits(cells: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
             "names": [run["name"] for run in runs],
             "gib": [run["peak_device_bytes"] / 2**30 for run in runs],
             "losses": [[run["losses"][step] for run in runs] for step in (0, 1)],
-            "norms": [run["reports"][0]["grad_norm"] for run in runs],
-            "gradients": cell.get("gradients"),
+            "again": _again(runs[1]),
         }
     return None
+
+
+def _again(half: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what a later run of which all layers stay says beside one of which half visit."""
+    folder = newest(RESULTS, "gpu-visits", SUITE)
+    if folder is None:
+        return None
+    (cell,) = _json(folder / "presets-8b-visits" / RECORD)["cells"]
+    (run,) = cell["runs"]
+    return {
+        "name": folder.name,
+        **cell["gradients"],
+        "equal": sum(
+            1 for _ in takewhile(_are_equal, zip(run["losses"], half["losses"], strict=False))
+        ),
+        "ms": 1e3 * run["step_seconds"]["median"],
+        "stalled": run["stall_fraction"],
+        "busy": run["lanes"]["host"]["busy_share"],
+    }
+
+
+def _are_equal(pair: tuple[float, float]) -> bool:
+    return pair[0] == pair[1]
 
 
 def _spread(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

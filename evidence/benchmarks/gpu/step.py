@@ -293,9 +293,12 @@ def report_of(whole: Mapping[str, Any]) -> str:
 
 
 def repeat_bits() -> None:
-    """Let torch take kernels that repeat every bit, where it has them; others warn."""
+    """Let torch take kernels that repeat every bit; where it has none, it raises an error.
+
+    With a mere warning cuDNN's attention would still add up in no fixed order.
+    """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True)
     # To fill new memory would cost time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
