@@ -8,6 +8,7 @@ have few. A block that finds no room has what waits applied, which frees its sta
 from __future__ import annotations
 
 from bisect import bisect
+from collections import deque
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +18,7 @@ from zenflow.columns.byte_memory import ByteMemory
 from zenflow.columns.host_rows import aligned, room_bytes
 from zenflow.device.base import AbstractDevice, HostValues
 from zenflow.host.jobs import AdamStep
+from zenflow.lanes.completion import Completion
 from zenflow.lanes.lease import Lease
 from zenflow.rule.adamw import Hyper
 
@@ -89,7 +91,8 @@ class RoomPool:
 
     def clear(self) -> None:
         """Take all rooms back; no work may use one of them."""
-        self._gaps = [[Room(0, self.num_bytes)]] if self.num_bytes else []
+        whole = [deque([Room(0, self.num_bytes)])] if self.num_bytes else []
+        self._gaps: list[deque[Room]] = whole
 
     def take(self, shape: tuple[int, int], like: Tensor) -> tuple[Tensor, Room] | None:
         """Return a matrix of this shape and `like`'s dtype, and its room; None if none is free."""
@@ -98,22 +101,24 @@ class RoomPool:
             first, last = gap[0].first, gap[0].first + size
             if gap[-1].last < last:
                 continue
-            users = [user for free in gap if free.first < last for user in free.lease.users]
-            rest = [
-                free if free.first >= last else Room(last, free.last, Lease(free.lease.users))
-                for free in gap
-                if free.last > last
-            ]
-            self._gaps[index : index + 1] = [rest] if rest else []
+            users: list[Completion] = []
+            while gap and gap[0].first < last:
+                free = gap.popleft()
+                users += free.lease.users
+                if free.last > last:
+                    gap.appendleft(Room(last, free.last, Lease(free.lease.users)))
+            if not gap:
+                del self._gaps[index]
             return self.memory.matrix(first, shape, like.dtype), Room(first, last, Lease(users))
         return None
 
     def give(self, room: Room) -> None:
         """Take a room back; its lease goes on listing whoever still uses it."""
         place = bisect(self._gaps, room.first, key=lambda gap: gap[0].first)
-        self._gaps.insert(place, [room])
+        self._gaps.insert(place, deque([room]))
         for index in (place, place - 1):  # neighbours become one gap
             if 0 <= index < len(self._gaps) - 1:
                 left, right = self._gaps[index : index + 2]
                 if left[-1].last == right[0].first:
-                    self._gaps[index : index + 2] = [[*left, *right]]
+                    left += right
+                    del self._gaps[index + 1]
