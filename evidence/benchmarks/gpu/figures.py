@@ -140,6 +140,10 @@ def device_seconds(timeline: Timeline) -> dict[str, float]:
     }
 
 
+LAUNCHING = ("MainThread", "pt_autograd")
+"""Threads that launch kernels: in forward and `step()`, and in backward."""
+
+
 def shown_figures(cells: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the few numbers of each run that a short table shows, by cell and run."""
     found: dict[str, float] = {}
@@ -154,6 +158,9 @@ def shown_figures(cells: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             if "device_seconds" in run:
                 found[f"{own}, ms of step()"] = 1e3 * run["device_seconds"].get("step", 0.0)
                 found[f"{own}, stalled %"] = 100 * run["stall_fraction"]
+            for thread in LAUNCHING:
+                if seconds := run.get("thread_seconds", {}).get(thread):
+                    found[f"{own}, CPU ms of {thread}"] = 1e3 * seconds
         if repeated := cell.get("gradients"):
             again = f"gradients of one batch, computed {repeated['times']} times: distinct ones"
             found[f"{name}: {again}"] = repeated["distinct"]

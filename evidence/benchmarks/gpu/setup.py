@@ -96,6 +96,7 @@ def _large(*batches: int) -> tuple[Cell, ...]:
 
 SERIES: Mapping[str, tuple[Cell, ...]] = {
     "1b-short": tuple(Cell(model="1b", batch=batch, sequence=1024) for batch in (8, 16, 1)),
+    "1b-launches": (Cell(model="1b", batch=8, sequence=1024),),
     "8b-capped": _large(3, 6),
     "8b": _large(8),
     "8b-visits": _large(4, 8),

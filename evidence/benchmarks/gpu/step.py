@@ -77,6 +77,8 @@ class Run:
     mode: str = RELEASE
     knobs: Mapping[str, Any] = field(default_factory=dict)
     kernels: KernelChoice = "auto"
+    threads: float = 1.0
+    """Number of the host's threads, over that of the command's options."""
     staying: float | None = None
     """Fraction of the layers that stay on the device while the others visit; None streams none."""
 
@@ -113,12 +115,14 @@ VISITS = (
     Run("all visit", "zenflow", knobs=_COMPACT, staying=0.0),
 )
 """Runs of streamed weights, with equal losses; only where they are asked for."""
-_ASKED = (ALL_DEFERRED, *VISITS)
+FEWER_THREADS = Run("zenflow, half the threads", "zenflow", threads=0.5)
+"""A run whose host leaves cores to the threads that launch kernels; only where it is asked for."""
+_ASKED = (ALL_DEFERRED, FEWER_THREADS, *VISITS)
 NAMES = (*BASELINES, *(run.name for run in (*RUNS, *_ASKED)))
 
 
 def chosen(names: Sequence[str] | None) -> list[Run]:
-    """Return the runs of some names, in their own order; without names all but the last."""
+    """Return the runs of some names, in their own order; without names all but some."""
     return [run for run in (*RUNS, *_ASKED)
             if (run not in _ASKED if names is None else run.name in names)]  # fmt: skip
 
@@ -136,7 +140,7 @@ def measure(bench: Bench, run: Run, num_left: int) -> tuple[dict[str, Any], Time
         config=config,
         offload_gradients="release" if run.mode == RELEASE else "keep",
         max_grad_norm=CLIP_NORM if run.mode == RELEASE else None,
-        host_threads=bench.options.host_threads,
+        host_threads=max(1, round(run.threads * bench.options.host_threads)),
         kernels=run.kernels,
         timeline_steps=TRACED_STEPS,
     )
@@ -161,6 +165,7 @@ def measure(bench: Bench, run: Run, num_left: int) -> tuple[dict[str, Any], Time
             "first_timed_step": timed.first,
             "wall_seconds": timed.wall_seconds,
             "garbage_collection": dict(timed.pauses),
+            "thread_seconds": dict(timed.thread_seconds),
             "memory": optimizer.memory.to_dict(),
             "visiting_layers": 0 if stream is None else len(stream.pages),
             "peak_device_bytes": bench.peak_bytes(),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor, nn
 
@@ -150,6 +153,8 @@ class Timed:
     """Seconds of a step by the clock of the thread that trains, which is a step ahead at most."""
     pauses: Mapping[str, Any]
     """The garbage collector's pauses meanwhile."""
+    thread_seconds: Mapping[str, float]
+    """CPU seconds of a step by the threads' names; a thread that waits for a GPU spins."""
 
 
 def num_steps(window: int, options: Namespace) -> int:
@@ -167,10 +172,38 @@ def take_steps(training: Training, window: int, options: Namespace, budget: floa
     with Pauses() as pauses:
         training.take(warm)
         pauses.seconds.clear()
+        before = thread_seconds()
         for _ in range(max(1, options.steps // stretch)):
             training.take(stretch)
             if time.monotonic() - started > budget:
                 break
     training.finish()
     ends = training.ends[warm - 1 :]
-    return Timed(warm + 1, (ends[-1] - ends[0]) / (len(ends) - 1), pauses.to_dict())
+    count = len(ends) - 1
+    busy = {
+        name: (seconds - before.get(name, 0.0)) / count
+        for name, seconds in thread_seconds().items()
+    }
+    return Timed(warm + 1, (ends[-1] - ends[0]) / count, pauses.to_dict(), busy)
+
+
+def thread_seconds() -> dict[str, float]:
+    """Return CPU seconds of this process so far by its threads' names, without their numbers.
+
+    Kernels are launched by Python's main thread in forward, and by autograd's in backward.
+    """
+    python = {thread.native_id: thread.name for thread in threading.enumerate()}
+    found: dict[str, float] = {}
+    for thread in psutil.Process().threads():
+        name = python.get(thread.id) or _system_name(thread.id)
+        name = name.rstrip("-_0123456789")
+        found[name] = found.get(name, 0.0) + thread.user_time + thread.system_time
+    return found
+
+
+def _system_name(thread: int) -> str:
+    """Return the name that the system has for a thread; it may have ended."""
+    try:
+        return Path(f"/proc/self/task/{thread}/comm").read_text(encoding="utf-8").strip()
+    except OSError:
+        return "unknown"

@@ -1,6 +1,8 @@
 """What a GPU is asked for beside step times: bytes, kernels, memory, losses; here on a CPU."""
 
 import json
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +14,7 @@ from evidence.benchmarks.gpu import setup as gpu_setup
 from evidence.benchmarks.gpu.baselines import FusedAdamW, compute_seconds, distinct_gradients
 from evidence.benchmarks.gpu.pretrained import Tokens
 from evidence.benchmarks.gpu.setup import MODELS, SERIES, Bench
-from evidence.benchmarks.gpu.training import Pauses, num_steps
+from evidence.benchmarks.gpu.training import Pauses, num_steps, thread_seconds
 from evidence.benchmarks.interpreter.played_gpu import played_gpu
 from tests.interpreted import needs_triton
 from tests.models import assert_equal
@@ -204,6 +206,22 @@ def test_pauses_of_the_garbage_collector_are_noted():
     gc.collect()
     assert pauses.to_dict()["count"] == 1
     assert pauses.to_dict()["longest"] > 0
+
+
+def test_seconds_of_a_thread_go_by_its_name():
+    before = thread_seconds()
+
+    def work():
+        while time.thread_time() < 0.1:
+            pass
+        found.update(thread_seconds())  # a thread that has ended is not told
+
+    found = {}
+    worker = threading.Thread(target=work, name="worker-12")
+    worker.start()
+    worker.join()
+    assert found["worker"] >= 0.08 > before.get("worker", 0.0)
+    assert found["MainThread"] - before["MainThread"] < 0.08
 
 
 def test_a_run_s_time_follows_from_its_own_steps():

@@ -183,6 +183,17 @@ CALLS: Mapping[int, tuple[Part, ...]] = {
             needs=(*_SIMULATOR, "click", "rich"),
             host_gib=40,
         ),
+        Part(
+            name="presets-1b-launches",
+            needs=_SIMULATOR,
+            limit=200,
+            command=_series(
+                "1b-launches",
+                ("on_device", "zenflow", "zenflow, torch's kernels", "zenflow, half the threads"),
+                "--steps 24",
+            ),
+            host_gib=40,
+        ),
     ),
     5: (Part(name="peers", limit=420, command=_peers, host_gib=64),),
     6: (
