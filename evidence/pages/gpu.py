@@ -101,7 +101,7 @@ def _capped() -> dict[str, Any] | None:
 
 
 def _visits(cells: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return what runs with all, half and none of their layers on the device have in common."""
+    """Return memory and losses of runs with all, half and none of their layers on the device."""
     for cell in cells:
         runs = [run for run in cell["runs"] if run["name"] == "all stay" or "visit" in run["name"]]
         if len(runs) < len(VISITS):
@@ -117,7 +117,7 @@ def _visits(cells: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 
 def _again(half: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what a later run of which all layers stay says beside one of which half visit."""
+    """Return figures of a later run, whose layers all stay, beside a run of which half visit."""
     folder = newest(RESULTS, "gpu-visits", SUITE)
     if folder is None:
         return None
