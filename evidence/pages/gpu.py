@@ -111,6 +111,7 @@ def _visits(cells: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
             "names": [run["name"] for run in runs],
             "gib": [run["peak_device_bytes"] / 2**30 for run in runs],
             "losses": [[run["losses"][step] for run in runs] for step in (0, 1)],
+            "memory": cell["speeds"]["host_bytes_per_second"] / 1e9,
             "again": _again(runs[1]),
         }
     return None
@@ -132,6 +133,7 @@ def _again(half: Mapping[str, Any]) -> dict[str, Any] | None:
         "ms": 1e3 * run["step_seconds"]["median"],
         "stalled": run["stall_fraction"],
         "busy": run["lanes"]["host"]["busy_share"],
+        "memory": cell["speeds"]["host_bytes_per_second"] / 1e9,
     }
 
 
