@@ -108,7 +108,6 @@ def _visits(cells: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
             continue
         return {
             "cell": cell["cell"]["name"],
-            "names": [run["name"] for run in runs],
             "gib": [run["peak_device_bytes"] / 2**30 for run in runs],
             "losses": [[run["losses"][step] for run in runs] for step in (0, 1)],
             "memory": cell["speeds"]["host_bytes_per_second"] / 1e9,

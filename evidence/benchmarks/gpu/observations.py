@@ -24,7 +24,9 @@ def observation(cell: Mapping[str, Any], run: Mapping[str, Any]) -> Observation:
     """
     own = Cell(**{name: cell[name] for name in _FIELDS if name in cell})
     workload = own.workload()
-    visiting = run.get("visiting_layers", 0)
+    streams = None
+    if visiting := run.get("visiting_layers", 0):
+        streams = Streams(resident_layers=len(layers_of(workload.layers)) - visiting)
     busy = {lane: found["busy_seconds"] / TRACED_STEPS for lane, found in run["lanes"].items()}
     return Observation(
         label=f"{cell['name']}: {run['name']}",
@@ -33,9 +35,7 @@ def observation(cell: Mapping[str, Any], run: Mapping[str, Any]) -> Observation:
             name=run["preset"],
             config=ZenFlowConfig.from_dict(run["config"]),
             releases=run["mode"] == "release",
-            streams=Streams(resident_layers=len(layers_of(workload.layers)) - visiting)
-            if visiting
-            else None,
+            streams=streams,
         ),
         step_seconds=run["step_seconds"]["median"],
         stall_seconds=sum(run["stall_seconds_per_step"].values()),

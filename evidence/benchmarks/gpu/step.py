@@ -122,7 +122,7 @@ NAMES = (*BASELINES, *(run.name for run in (*RUNS, *_ASKED)))
 
 
 def chosen(names: Sequence[str] | None) -> list[Run]:
-    """Return the runs of some names, in their own order; without names all but some."""
+    """Return the runs of some names, in their own order; without names those of `RUNS`."""
     return [run for run in (*RUNS, *_ASKED)
             if (run not in _ASKED if names is None else run.name in names)]  # fmt: skip
 

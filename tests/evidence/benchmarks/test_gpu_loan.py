@@ -466,6 +466,14 @@ def test_archives_of_several_calls_become_one_record(tmp_path, monkeypatch):
     assert found["commit"] == "0123456789ab"
 
 
+def test_logs_do_not_say_where_the_tree_lay(tmp_path):
+    root = records.REPOSITORY
+    archive_of(call_of(1, "tests"), tmp_path, f"rootdir: {root}\n{root}/tests/a.py:3: a warning\n")
+    records.unpack([tmp_path / "out1" / records.ARCHIVE], tmp_path / "whole")
+    log = tmp_path / "whole" / "tests" / records.LOG
+    assert log.read_text() == "rootdir: .\n./tests/a.py:3: a warning\n"
+
+
 @pytest.mark.parametrize("is_archive", [False, True])
 def test_archives_of_several_commits_are_not_mixed(tmp_path, is_archive):
     first = archive_of(call_of(1, "tests"), tmp_path)

@@ -11,6 +11,7 @@ from evidence.benchmarks.gpu.loan.calls import CALLS, Place, chosen
 from evidence.benchmarks.gpu.observations import observations
 from evidence.pages.gpu import former_excesses, read_suite
 from experiments.output.files import write_json
+from experiments.output.provenance import RESULTS
 from sim.fitting.refine import predict
 from sim.hardware.unknown import generic_gpu
 from zenflow.errors import ConfigError
@@ -164,3 +165,11 @@ def test_losses_of_the_former_rule_are_beside_those_of_the_device(config, found)
     ours = {"name": "zenflow, S 2", "config": config, "losses": [9.0, *[5.0] * 8]}
     cells = [{"runs": [device, ours]}, {"runs": [ours]}]
     assert list(former_excesses(cells)) == pytest.approx(found)
+
+
+def test_observations_of_visits_have_the_layers_that_stayed():
+    folder = RESULTS / "2026-11-28_gpu_nvidia-h100-80gb-hbm3" / "presets-8b-visits"
+    found = {each.label.rpartition(": ")[2]: each for each in observations(folder / "record.json")}
+    assert found["all stay"].strategy.streams is None
+    visits = (found[name].strategy.streams for name in ("half visit", "all visit"))
+    assert [streams.resident_layers for streams in visits] == [16, 0]

@@ -230,7 +230,7 @@ def _ranges(columns: HostColumns) -> tuple[int, int, int, int]:
 
 
 def _grid(num_columns: int, num_rows: int, tile: dict[str, int]) -> tuple[int, int]:
-    # Every launch comes here, and `triton.cdiv` takes ten times as long as this.
+    # Without `triton.cdiv`, which takes 2.5 us and is called in every launch.
     return -(-num_columns // tile["COLUMNS"]), -(-num_rows // tile["ROWS"])
 
 
