@@ -7,7 +7,8 @@ PyTorch dispatches them. A GPU's driver takes some microseconds more for each, w
 show: the last column adds them and compares with Llama's layers. `sim.models.kernels` takes its
 counts of plain layers from here.
 
-Layers through einops and einx are measured where both are installed.
+Layers through einops and einx are measured where both are installed, and Megatron Core's own where
+that is.
 """
 
 from __future__ import annotations
@@ -79,6 +80,13 @@ def einops_of(num_layers: int) -> nn.Module:
     return nn.Sequential(*(EinopsLayer(32, 2, 64, 8) for _ in range(num_layers)))
 
 
+def megatron_of(num_layers: int) -> nn.Module:
+    """Return a model of so many layers of Megatron Core's own modules."""
+    from evidence.benchmarks.megatron_layer import MegatronModel
+
+    return MegatronModel(32, 2, 64, num_layers)
+
+
 def kernels_of(model: nn.Module, inputs: Tensor) -> tuple[int, int]:
     """Return the kernels of a model's forward and backward."""
     with CountKernels() as forward:
@@ -111,7 +119,7 @@ class Case:
 
 
 def cases_of(families: Iterable[str]) -> dict[str, Case]:
-    """Return each family with each kind of attention, and einops where it is installed."""
+    """Return each family with each kind of attention, and other modules that are installed."""
     tokens = torch.ones(1, 8, dtype=torch.long)
     found = {
         f"{family} {attention}": Case(make=partial(model_of, family, attention), inputs=tokens)
@@ -122,6 +130,8 @@ def cases_of(families: Iterable[str]) -> dict[str, Case]:
         inputs = torch.ones(1, 8, 32, requires_grad=True)
         found["einops eager"] = Case(make=einops_of, inputs=inputs)
         found["autocast eager"] = Case(make=einops_of, inputs=inputs, is_cast=True)
+    if importlib.util.find_spec("megatron"):
+        found["megatron eager"] = Case(make=megatron_of, inputs=tokens)
     return found
 
 
