@@ -27,7 +27,7 @@ from sim.hardware.cells import refuse_unknown
 from zenflow.errors import ConfigError
 
 Entered = Literal["fitted", "unfitted", "blind", "last", "third", "fourth", "fifth"]
-Open = Literal["device", "host", "network", "batch", "recomputation", "time"]
+Open = Literal["device", "host", "network", "batch", "modules", "recomputation", "time"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
