@@ -2,7 +2,8 @@
 
 Each quantity of a profile is drawn from a log-normal about its value with its relative spread, all
 independent of one another, and the step is predicted again. The interval says how far off such
-errors can put a prediction. The model's own error is a factor on it, log-normal too, whose spread
+errors can put a prediction. Draws are a Latin hypercube (McKay et al., Technometrics 1979): of n
+draws of a quantity, one is in each n-th part of its distribution, so that few draws suffice. The model's own error is a factor on it, log-normal too, whose spread
 is given (`sim.fitting.left_out`).
 
 The number of a process's threads is drawn where nobody states it. With several processes a
@@ -66,7 +67,9 @@ def threads_are_open(profile: HardwareProfile, strategy: Strategy) -> bool:
 def draws(
     profile: HardwareProfile, count: int, *, seed: int, draws_threads: bool = False
 ) -> Iterator[HardwareProfile]:
-    """Yield profiles with quantities drawn from their distributions; one seed gives one sequence.
+    """Yield profiles with quantities drawn from their distributions.
+
+    A quantity's draws depend on its name, the count and the seed alone.
 
     Args:
         profile: The machine.
@@ -82,20 +85,26 @@ def draws(
     """
     if count < 1:
         raise ConfigError(f"the number of draws must be at least 1, got {count}")
-    generator, threads = np.random.default_rng(seed), np.random.default_rng([seed, 1])
-    quantities = profile.quantities()
-    for _ in range(count):
-        noise = generator.standard_normal(len(quantities))
+    quantities, normal = profile.quantities(), NormalDist()
+    shares = {name: _shares(name, count, seed) for name in quantities}
+    threads = _shares("host_threads", count, seed)
+    for index in range(count):
         values = {}
-        for (name, quantity), z in zip(quantities.items(), noise, strict=True):
+        for name, quantity in quantities.items():
             sigma = math.sqrt(math.log1p(quantity.uncertainty**2))
-            drawn = quantity.value * math.exp(sigma * float(z) - sigma**2 / 2)
-            values[name] = bounded(name, drawn)
+            z = normal.inv_cdf(shares[name][index])
+            values[name] = bounded(name, quantity.value * math.exp(sigma * z - sigma**2 / 2))
         made = profile.with_values(values)
         if draws_threads:
-            count_of_threads = round(profile.threads_per_device ** threads.random())
-            made = replace(made, host_threads=count_of_threads)
+            made = replace(made, host_threads=round(profile.threads_per_device ** threads[index]))
         yield made
+
+
+def _shares(name: str, count: int, seed: int) -> list[float]:
+    """Return numbers in (0, 1), in random order, one in each of so many equal parts."""
+    generator = np.random.default_rng([seed, *name.encode()])
+    shares = (generator.permutation(count) + generator.uniform(1e-6, 1, count)) / count
+    return [float(share) for share in shares]
 
 
 def interval_of(

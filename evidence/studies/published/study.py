@@ -32,7 +32,7 @@ from sim.hardware.components import DEEPSPEED_SHARE
 
 AIM = 0.15
 """Absolute error within which a prediction counts as met."""
-_DRAWS = 30
+_DRAWS = 60
 
 
 def predict_all(

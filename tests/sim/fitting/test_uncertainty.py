@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -19,6 +20,25 @@ def test_draws_keep_mean_and_spread_of_a_figure():
     sigma = PROFILE.link.d2h.uncertainty
     assert np.mean(drawn) == pytest.approx(1.0, abs=4 * sigma / math.sqrt(3000))
     assert np.std(drawn) == pytest.approx(sigma, rel=0.1)
+
+
+def test_of_few_draws_one_is_in_each_equal_part_of_a_figures_distribution():
+    quantity = PROFILE.link.d2h
+    sigma = math.sqrt(math.log1p(quantity.uncertainty**2))
+    normals = [
+        (math.log(p.link.d2h.value / quantity.value) + sigma**2 / 2) / sigma
+        for p in draws(PROFILE, 20, seed=4)
+    ]
+    assert sorted(int(20 * NormalDist().cdf(z)) for z in normals) == list(range(20))
+
+
+def test_a_figures_draws_do_not_depend_on_which_others_there_are():
+    alone, several = PROFILE, find_machine("dgx-a100-80", 8, num_hosts=2)
+    assert len(several.quantities()) > len(alone.quantities())
+    pairs = zip(draws(alone, 10, seed=5), draws(several, 10, seed=5), strict=True)
+    assert all(a.link.d2h.value == b.link.d2h.value for a, b in pairs)
+    first, second = ([p.link.d2h.value for p in draws(alone, 10, seed=n)] for n in (5, 6))
+    assert sorted(first) != sorted(second)
 
 
 def test_shares_stay_shares():
