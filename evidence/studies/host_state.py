@@ -77,7 +77,7 @@ def _cells(scope: Scope) -> Sequence[Cell]:
     """Return all runs of every setting, seed by seed."""
     seeds = scope.seeds or ()
     return [
-        _cell(setting, variant, seed, scope)
+        cell_for(setting, variant, seed, scope)
         for seed in seeds
         for setting in SETTINGS[: 1 if scope.smoke else None]
         if setting.regime != LARGER or seed == seeds[-1]
@@ -85,7 +85,8 @@ def _cells(scope: Scope) -> Sequence[Cell]:
     ]
 
 
-def _cell(setting: Setting, variant: str, seed: int, scope: Scope) -> Cell:
+def cell_for(setting: Setting, variant: str, seed: int, scope: Scope) -> Cell:
+    """Return a variant's run of a setting."""
     depth = 1 if variant == OFTEN else 4
     state = FLOAT if variant in (FLOAT, SHORT, NEAR) else COMPACT
     link = "e4m3" if variant in (SHORT, BOTH) else "model"
@@ -110,8 +111,14 @@ def _cell(setting: Setting, variant: str, seed: int, scope: Scope) -> Cell:
     return replace(cell, settings={**cell.settings, **own})
 
 
-def _run(cell: Cell, job: Job) -> Row:
+def run(cell: Cell, job: Job) -> Row:
+    """Carry out a run and return its losses."""
     return train(cell, job, start_noise=cell.settings.get("start_noise", 0.0))
+
+
+def kept(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return what findings and tables need of the rows."""
+    return [{name: row[name] for name in _KEPT} for row in rows]
 
 
 def excesses(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, float], list[float]]:
@@ -205,7 +212,7 @@ def _spread(variant: str) -> Column:
     return Column(head=variant, show=show)
 
 
-def _draw(data: Data) -> Figure:
+def draw(data: Data) -> Figure:
     """Return a line of dots for each setting, one dot a seed, with the margins."""
     found = excesses(data["rows"])
     names = list(dict.fromkeys(setting for setting, _, _ in found))
@@ -236,12 +243,12 @@ STUDY = Study(
     name="host_state",
     title="Held-out loss with compact host state",
     cells=_cells,
-    run=_run,
-    summarise=lambda rows, _: {"rows": [{name: row[name] for name in _KEPT} for row in rows]},
+    run=run,
+    summarise=lambda rows, _: {"rows": kept(rows)},
     findings=_findings,
     about=_about,
     tables=_tables,
-    draw=_draw,
+    draw=draw,
     seeds=(0, 1, 2),
     minutes=250,
 )
