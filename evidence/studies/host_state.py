@@ -117,7 +117,7 @@ def run(cell: Cell, job: Job) -> Row:
 
 
 def kept(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return what findings and tables need of the rows."""
+    """Return the parts of the rows that findings and tables need."""
     return [{name: row[name] for name in _KEPT} for row in rows]
 
 

@@ -44,6 +44,8 @@ _common = with_flags(
     option("--list", "lists", is_flag=True, section=_WORK, help="Say what there is."),
     option("--check", "checks", is_flag=True, section=_WORK,
            help="Compare with the committed records; exit code 4 where something differs."),
+    option("--rederive", "rederives", is_flag=True, section=_WORK,
+           help="Write findings, page and picture of committed records anew, from their rows."),
     option("--force", is_flag=True, section=_WORK, help="Make again what is done already."),
     option("--smoke", is_flag=True, section=_EXTENT,
            help="Seconds: that it works, not what it shows."),
@@ -91,9 +93,10 @@ def study_command(
     Each leaves a record: its rows, findings with verdicts, tables and a picture. Cells that are
     there already are not made again, so after an interruption the same command goes on.
     --check derives the findings of the committed records again; a study that is named and needs
-    no measurement is made for it. Exit code 4: a claim does not hold, or a record differs.
+    no measurement is made for it. --rederive writes them, after a change of what is judged or
+    shown. Exit code 4: a claim does not hold, or a record differs.
     """
-    if not names and not lists and not flags["checks"]:
+    if not (names or lists or flags["checks"]):
         raise ConfigError("name studies, or say all: --list shows what there is")
     return _carry_out(names, record, keep, lists=lists, **flags)
 
@@ -135,8 +138,12 @@ def _carry_out(
     from experiments.lab.study import Scope
 
     studies = [catalogue.load(name) for name in catalogue.chosen(names, group)]
-    if flags["checks"] and flags["smoke"]:
-        raise ConfigError("--check compares whole studies: leave out --smoke")
+    of_committed = [name for name in ("checks", "rederives") if flags[name]]
+    if len(of_committed) > 1:
+        raise ConfigError("--check compares with what --rederive writes: choose one of them")
+    if of_committed and flags["smoke"]:
+        flag = {"checks": "--check", "rederives": "--rederive"}[of_committed[0]]
+        raise ConfigError(f"{flag} is of whole studies: leave out --smoke")
     data_dir = flags["data_dir"]
     if data_dir is not None and not data_dir.is_dir():
         raise ConfigError(f"--data-dir {data_dir} is no directory: check the path")
@@ -150,11 +157,13 @@ def _carry_out(
     )  # fmt: skip
     if flags["lists"]:
         return session.list(studies)
-    if not flags["checks"]:
+    if not of_committed:
         _refuse_unused(studies, names, scope)
         check_folder(out)
     try:
         with ended_like_ctrl_c():
+            if flags["rederives"]:
+                return session.rederive(studies)
             return session.check(studies) if flags["checks"] else session.make_all(studies)
     except (KeyboardInterrupt, click.Abort):
         console.print(

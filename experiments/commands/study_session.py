@@ -123,16 +123,8 @@ class Session:
     def check(self, studies: Sequence[Study]) -> Answer:
         """Compare with the committed records, and return what differs."""
         found: list[Record] = []
-        for study in studies:
-            name = self._name(study)
-            kept = records.committed(study.key)
-            if kept is None:
-                self._say(f"{name}: no committed record")
-                continue
-            if not kept.is_of(study):
-                self._say(f"{name}: the committed record is of a former rule; make it anew")
-                continue
-            fresh = self._fresh(study)
+        for study, kept in self._committed(studies):
+            name, fresh = self._name(study), self._fresh(study)
             lines, how = check.rederived(study, kept), "findings derived again"
             if fresh is not None and fresh.config == kept.config:
                 lines, how = check.differences(study, fresh, kept), "made again"
@@ -145,6 +137,32 @@ class Session:
             found.append(kept)
         self._sum_up(found)
         return self._answer(Exit.DONE)
+
+    def rederive(self, studies: Sequence[Study]) -> Answer:
+        """Write findings, pages and pictures of committed records anew, and return them."""
+        found: list[Record] = []
+        for study, kept in self._committed(studies):
+            lines = check.rederived(study, kept)
+            found.append(records.put(kept.folder, study, kept.header, kept.rows))
+            self._say(f"{self._name(study)}: {kept.folder} is written anew from its rows")
+            for line in lines:
+                self._say(f"    {line}")
+            self.told.append({**facts(found[-1]), "differences": lines})
+        self._sum_up(found)
+        return self._answer(Exit.DONE)
+
+    def _committed(self, studies: Sequence[Study]) -> Iterator[tuple[Study, Record]]:
+        """Yield studies with their committed records, and say of which there is none."""
+        for study in studies:
+            kept = records.committed(study.key)
+            if kept is None:
+                self._say(f"{self._name(study)}: no committed record")
+            elif not kept.is_of(study):
+                self._say(
+                    f"{self._name(study)}: the committed record is of a former rule; make it anew"
+                )
+            else:
+                yield study, kept
 
     def _fresh(self, study: Study) -> Record | None:
         """Return a record made here; now, if the study measures nothing and was asked for."""

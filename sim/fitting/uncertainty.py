@@ -3,8 +3,9 @@
 Each quantity of a profile is drawn from a log-normal about its value with its relative spread, all
 independent of one another, and the step is predicted again. The interval says how far off such
 errors can put a prediction. Draws are a Latin hypercube (McKay et al., Technometrics 1979): of n
-draws of a quantity, one is in each n-th part of its distribution, so that few draws suffice. The model's own error is a factor on it, log-normal too, whose spread
-is given (`sim.fitting.left_out`).
+draws of a quantity, one is in each n-th part of its distribution, so that few draws suffice. The
+model's own error is a factor on it, log-normal too, whose spread is given
+(`sim.fitting.left_out`).
 
 The number of a process's threads is drawn where nobody states it. With several processes a
 launcher sets it: `torchrun` to 1, Accelerate's and each recipe's own code to a share of the cores,

@@ -120,10 +120,10 @@ def coverage_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the term for what the model leaves out, and how many measurements ranges hold.
 
     Rows whose phases are given are not counted, nor are those of modules that the simulator does
-    not have: these say nothing about runs of modules that it has. ``terms`` are of each regime's rows, where groups
-    count alike, and ``sigma`` is one spread for all. ``held`` has for each group its measurements,
-    and those in ranges of figures alone and of the term that the regime's other groups give.
-    ``regimes`` has the sums of these by regime.
+    not have: these say nothing about runs of modules that it has. ``terms`` are of each regime's
+    rows, where groups count alike, and ``sigma`` is one spread for all. ``held`` has for each
+    group its measurements, and those in ranges of figures alone and of the term that the regime's
+    other groups give. ``regimes`` has the sums of these by regime.
     """
     counted = [
         row for row in rows if row["group"] != "phases" and "modules" not in _group(row).open

@@ -161,7 +161,9 @@ def test_bad_input_is_refused_before_work_starts(tmp_path):
         (["brakdown"], "no figure is called 'brakdown': did you mean breakdown"),
         (["naive-overlapp"], "did you mean naive_overlap"),
         (["zzzz"], "there are breakdown"),
-        (["--smoke", "--check"], "leave out --smoke"),
+        (["--smoke", "--check"], "--check is of whole studies: leave out --smoke"),
+        (["--smoke", "--rederive"], "--rederive is of whole studies: leave out --smoke"),
+        (["--check", "--rederive"], "choose one of them"),
         (["--data-dir", str(tmp_path / "nowhere")], "is no directory"),
     ):
         result = run(*arguments)
@@ -212,6 +214,29 @@ def test_check_without_a_fresh_record_derives_findings_again(tmp_path, monkeypat
     use(monkeypatch, counting.figure(exact=True))
     run("--out", tmp_path / "out", "--check")
     assert len(counting.jobs) == 2, "what needs no measurement is made for it"
+
+
+def test_a_committed_record_is_written_anew_from_its_rows(tmp_path, monkeypatch):
+    results, out = tmp_path / "results", tmp_path / "out"
+    folder = results / "2026-01-01_figures_cpu" / "plain"
+    monkeypatch.setattr(records, "RESULTS", results)
+    counting = Counting()
+    use(monkeypatch, counting.figure())
+    run("--out", folder.parent)
+    before = json.loads((folder / "record.json").read_text())
+    rows = (folder / "rows.jsonl").read_bytes()
+    use(monkeypatch, counting.figure(findings=lambda data: [], about=lambda data: "Other words."))
+    result = run("--out", out, "--rederive")
+    assert result.exit_code == 0
+    assert "plain: " in result.output
+    assert "README.md: not what its rows say" in result.output
+    after = json.loads((folder / "record.json").read_text())
+    assert after == {**before, "findings": []} != before
+    assert (folder / "rows.jsonl").read_bytes() == rows
+    assert "Other words." in (folder / "README.md").read_text()
+    assert len(counting.jobs) == 1, "no cell is made again"
+    assert not out.exists()
+    assert run("--out", out, "--check").exit_code == 0
 
 
 @pytest.mark.parametrize(
