@@ -1,0 +1,47 @@
+"""The study of formats on fresh seeds: its runs are those of the other study, but for the seed."""
+
+from statistics import fmean
+
+import pytest
+
+from evidence.studies import host_state, host_state_seeds
+from evidence.studies.host_state import COMPACT, FLOAT, NEAR
+from experiments.lab.study import Scope
+
+
+def key_of(cell):
+    return cell.settings["setting"], cell.labels["variant"]
+
+
+def row(seed, variant, loss, setting="from scratch, long"):
+    return {
+        "setting": setting, "variant": variant, "lr": 1e-3, "beta2": 0.95, "steps": 2000,
+        "seed": seed, "eval_loss": loss,
+    }  # fmt: skip
+
+
+def test_runs_are_the_other_studys_with_seeds_that_it_does_not_have():
+    fresh = host_state_seeds.STUDY.cells(Scope(seeds=(3,)))
+    others = host_state.STUDY.cells(Scope(seeds=(3,)))
+    by_key = {key_of(cell): cell for cell in others}
+    assert {setting for setting, _ in map(key_of, fresh)} == set(host_state_seeds.REPEATED)
+    assert all(by_key[key_of(cell)].settings == cell.settings for cell in fresh)
+    assert all(by_key[key_of(cell)].work == cell.work for cell in fresh)
+    assert set(host_state_seeds.STUDY.seeds).isdisjoint(host_state.STUDY.seeds)
+
+
+def test_a_claim_is_of_the_mean_and_tells_its_interval():
+    rows = [row(seed, FLOAT, 2.0) for seed in (3, 4, 5)]
+    rows += [row(seed, COMPACT, 2.0 + 0.002 * seed) for seed in (3, 4, 5)]
+    rows += [row(seed, NEAR, 3.0) for seed in (3, 4, 5)]
+    (finding,) = host_state_seeds.STUDY.findings({"rows": rows})
+    assert finding.measured == pytest.approx(fmean([0.3, 0.4, 0.5]))
+    # Student's t of two degrees of freedom, 0.95: 2.92; standard error 0.1 / sqrt(3).
+    assert "3 seeds, 90% interval +0.23 to +0.57 %" in finding.note
+    assert finding.verdict.value == "does not hold"
+
+
+def test_runs_of_many_steps_come_last():
+    steps = [c.settings["steps"] for c in host_state_seeds.STUDY.cells(Scope(seeds=(3, 4)))]
+    assert steps == sorted(steps)
+    assert steps[-1] == 2000
