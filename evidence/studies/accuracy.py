@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
+from evidence.studies.excess_picture import draw_excess
 from evidence.studies.late_updates.design import FORMER, rule_of
 from evidence.studies.late_updates.training import train as train_by_plain_loop
 from evidence.studies.regimes import (
@@ -23,7 +24,6 @@ from experiments.lab.columns import Column, Table, key
 from experiments.lab.finding import Finding, Tolerance
 from experiments.lab.intervals import CONFIDENCE, half_width_over_seeds
 from experiments.lab.study import Cell, Data, Job, Row, Scope, Study
-from experiments.output.plots import draw_excess
 
 RATES = {SCRATCH: (1e-3, 2e-3, 4e-4, 2e-4), FINE_TUNING: (3e-4, 1e-3, 1e-4), LARGER: (1e-3,)}
 """Learning rates by regime, AdamW's best first. The larger model has one, and one seed."""

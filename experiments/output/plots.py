@@ -5,11 +5,10 @@ Lanes and colours are the same in every picture; red is always the device waitin
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -43,8 +42,6 @@ STRATEGY_COLOURS: Mapping[str, str] = {
 }
 _OTHER_COLOUR = "#bbbbbb"
 _BAR_HEIGHT = 0.72
-_LINE_STYLES = ("-", "--", ":")
-"""Line styles of a strategy as it is, and of its variants in turn."""
 _MOST_STEPS = 12
 _MARGIN = 0.03
 """Share of an axis that lies beyond its last point, so that the point's mark is whole."""
@@ -126,45 +123,6 @@ def draw_comparison(runs: Sequence[RunRecord], num_steps: int = 8) -> Figure:
         f"{_link_note(first)}",
         fontsize=12,
     )
-    return figure
-
-
-def draw_excess(excesses: Mapping[tuple[str, str, float], Sequence[float]]) -> Figure:
-    """Return how far held-out losses lie above the baseline's, by learning rate.
-
-    Args:
-        excesses: Relative excess of each seed by (regime, variant, learning rate).
-    """
-    regimes = list(dict.fromkeys(regime for regime, _, _ in excesses))
-    count = max(1, len(regimes))  # nothing is compared yet where only the baseline is there
-    figure = Figure(figsize=(6 * count, 4), layout="constrained")
-    panels = figure.subplots(1, count, squeeze=False)[0]
-    for axes, regime in zip(panels, regimes, strict=False):
-        axes.axhline(0, color=STRATEGY_COLOURS["on_device"], linewidth=1)
-        drawn: Counter[str] = Counter()
-        for variant in dict.fromkeys(v for r, v, _ in excesses if r == regime):
-            points = sorted(
-                (rate, [100 * value for value in values])
-                for (r, v, rate), values in excesses.items()
-                if (r, v) == (regime, variant)
-            )
-            rates = [rate for rate, _ in points]
-            preset = variant.split(",")[0]
-            colour = STRATEGY_COLOURS.get(preset, _OTHER_COLOUR)
-            style = _LINE_STYLES[drawn[preset] % len(_LINE_STYLES)]
-            drawn[preset] += 1
-            axes.plot(rates, [fmean(values) for _, values in points], color=colour, marker="o",
-                      linestyle=style, label=variant)  # fmt: skip
-            axes.vlines(rates, [min(v) for _, v in points], [max(v) for _, v in points], colour)
-        axes.set_xscale("log")
-        rates = sorted({rate for r, _, rate in excesses if r == regime})
-        axes.set_xticks(rates, [f"{rate:g}" for rate in rates], minor=False)
-        axes.minorticks_off()
-        axes.set_title(regime, fontsize=11)
-        axes.set_xlabel("learning rate")
-        axes.set_ylabel("held-out loss above on_device's, %")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(fontsize=8, frameon=False)
     return figure
 
 
