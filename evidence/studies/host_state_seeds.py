@@ -45,13 +45,8 @@ def _cells(scope: Scope) -> Sequence[Cell]:
 def groups_of(rows: Sequence[Any]) -> list[dict[str, Any]]:
     """Return each setting's variants with their excess over float32, in per cent, by seed."""
     return [
-        {
-            "setting": setting,
-            "variant": variant,
-            "lr": lr,
-            "excess": [_PERCENT * v for v in values],
-        }
-        for (setting, variant, lr), values in excesses(rows).items()
+        {"setting": setting, "variant": variant, "excess": [_PERCENT * v for v in values]}
+        for (setting, variant, _), values in excesses(rows).items()
     ]
 
 
