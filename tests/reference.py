@@ -33,13 +33,17 @@ class ExactBlock(Block):
         columns = beta2 * self.column_squares + (1 - beta2) * grad.square().mean(0)
         return columns, beta2 * self.row_squares + (1 - beta2) * row_squares
 
-    def fresh_step(self, grad, clip, row_squares, num_forwards, late):
-        """Move deferred weights by the gradient's expected share of AdamW's motion."""
-        lr, (beta1, beta2), t = self.group["lr"], self.group["betas"], self.steps[0].item() + 1
+    def share(self, num_forwards, late):
+        """Return the gradient's expected share of AdamW's motion."""
+        beta1, t = self.group["betas"][0], self.steps[0].item() + 1
         moves = [(1 - beta1) * beta1**i / (1 - beta1 ** (t + i)) for i in range(num_forwards)]
         ages = [j - late for j in range(1, num_forwards + 1)]
-        share = sum(first(age, moves) for age in ages) / num_forwards if num_forwards else 0
-        rate = clip * lr * share * (1 - beta2**t) ** 0.5
+        return sum(first(age, moves) for age in ages) / num_forwards if num_forwards else 0
+
+    def fresh_step(self, grad, clip, row_squares, num_forwards, late):
+        """Move deferred weights by the gradient's expected share of AdamW's motion."""
+        lr, beta2, t = self.group["lr"], self.group["betas"][1], self.steps[0].item() + 1
+        rate = clip * lr * self.share(num_forwards, late) * (1 - beta2**t) ** 0.5
         floor = max(1e-15, self.group["eps"] * (1 - beta2**t) ** 0.5) ** 2
         columns, rows = (x + floor for x in self.next_squares(clip * grad, row_squares))
         seen = self.sent(grad) if self.lands else grad

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from zenflow.checks import is_number
 from zenflow.errors import ConfigError, raise_violations, unknown_name
-from zenflow.host_state import MOST_WAITING, GradientLink, HostState, Uploads
+from zenflow.host_state import MOST_WAITING, GradientLink, HostState, SecondMoment, Uploads
 from zenflow.presets import PRESET_CHANGES, PRESETS
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ __all__ = [
     "PRESETS",
     "GradientLink",
     "HostState",
+    "SecondMoment",
     "SelectStrategy",
     "UpdateRule",
     "Uploads",
@@ -123,6 +124,16 @@ class ZenFlowConfig:
       take no fresh steps. For fine-tuning in bfloat16 by the exact rule with overlapped updates.
     """
 
+    second_moment: SecondMoment = "element"
+    """Second moments of split parameters, host's and device's columns alike.
+
+    - ``element``: one of each element, as AdamW has them.
+    - ``factored``: one of each row and each column of a matrix, as Adafactor has them. The device
+      divides gradients by their roots, and first moments are averages of the quotients. Saves the
+      second moments' memory: 4 bytes a parameter, or one with ``host_state="compact"``. That is
+      another optimizer than AdamW, as good in most runs. For the exact rule only.
+    """
+
     full_warm_up_rounds: int = 0
     """Number of first steps W in which every update lands inside its own step: plain AdamW."""
 
@@ -171,6 +182,11 @@ class ZenFlowConfig:
     def is_compact(self) -> bool:
         """Whether the host's weights and moments are rounded to fewer bytes."""
         return self.host_state == "compact"
+
+    @property
+    def is_factored(self) -> bool:
+        """Whether a second moment is the product of a row's and a column's."""
+        return self.second_moment == "factored"
 
     @property
     def rounds_gradients(self) -> bool:
@@ -262,6 +278,7 @@ _CHOICES = {
     "host_state": get_args(HostState),
     "gradient_link": get_args(GradientLink),
     "uploads": get_args(Uploads),
+    "second_moment": get_args(SecondMoment),
 }
 # Settings that a format of fewer bytes needs: the format, and each setting with its value.
 _NEEDED: dict[tuple[str, str], dict[str, object]] = {
@@ -271,6 +288,7 @@ _NEEDED: dict[tuple[str, str], dict[str, object]] = {
         "full_warm_up_rounds": 0,
     },
     ("uploads", "changed"): {"update_rule": "exact", "overlap_step": True},
+    ("second_moment", "factored"): {"update_rule": "exact"},
 }
 
 
@@ -324,6 +342,11 @@ def _cross_violations(config: ZenFlowConfig) -> Iterator[str]:
         yield (
             "host_state must be 'float32' under the published rule, got 'compact': leave it out, "
             "or set update_rule to 'exact'"
+        )
+    if config.second_moment == "factored" and config.topk_ratio == 1:
+        yield (
+            "topk_ratio must be less than 1 with second_moment='factored', got 1: all parameters "
+            "stay on the device then, with AdamW's second moments; leave second_moment out"
         )
     for (setting, chosen), needed in _NEEDED.items():
         if getattr(config, setting) != chosen:

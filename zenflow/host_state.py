@@ -10,6 +10,8 @@ GradientLink = Literal["model", "e4m3"]
 """Format of gradients on the link, and of those that wait on the host."""
 Uploads = Literal["all", "changed"]
 """Weights that are uploaded at a window's end."""
+SecondMoment = Literal["element", "factored"]
+"""Second moments: one of each element, or one of each row and column of a matrix."""
 
 GROUP = 64
 """Number of elements of a column that share an exponent byte, in all formats of few bytes."""
@@ -20,26 +22,34 @@ MOST_WAITING = 64
 """Largest number of gradients that one pass applies to compact state."""
 
 
-def state_bytes(host_state: HostState, num_columns: int, num_rows: int) -> int:
+def state_bytes(
+    host_state: HostState, num_columns: int, num_rows: int, second_moment: SecondMoment
+) -> int:
     """Return the bytes of the host's weights and moments of some columns.
 
-    >>> state_bytes("float32", 1, 1000), state_bytes("compact", 1, 1000)
-    (12000, 5032)
+    >>> [state_bytes(state, 1, 1000, "element") for state in ("float32", "compact")]
+    [12000, 5032]
+    >>> [state_bytes(state, 1, 1000, "factored") for state in ("float32", "compact")]
+    [8000, 4016]
     """
-    return sum(tensor_bytes(host_state, num_columns, num_rows))
+    return sum(tensor_bytes(host_state, num_columns, num_rows, second_moment))
 
 
-def tensor_bytes(host_state: HostState, num_columns: int, num_rows: int) -> tuple[int, ...]:
+def tensor_bytes(
+    host_state: HostState, num_columns: int, num_rows: int, second_moment: SecondMoment
+) -> tuple[int, ...]:
     """Return the bytes of each tensor of some columns' state, those of the weights first.
 
-    >>> tensor_bytes("compact", 1, 1000)
+    >>> tensor_bytes("compact", 1, 1000, "element")
     (2000, 1000, 1000, 1000, 16, 16)
     """
     numbers = num_columns * num_rows
+    seconds = 1 if second_moment == "element" else 0
     if host_state == "float32":
-        return (4 * numbers,) * 3
+        return 4 * numbers, 4 * numbers, 4 * seconds * numbers
     exponents = num_columns * num_groups(num_rows)
-    return 2 * numbers, *(numbers,) * 3, *(exponents,) * 2
+    moments = (numbers, seconds * numbers, exponents, seconds * exponents)
+    return 2 * numbers, numbers, *moments
 
 
 def gradient_width(gradient_link: GradientLink, num_rows: int) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from zenflow.host import e4m3
-from zenflow.host.compact import CompactState
+from zenflow.host.compact import CompactState, FactoredCompactState
 from zenflow.host.jobs import (
     AdamStep,
     CatchUpJob,
@@ -32,6 +32,8 @@ BETAS, EPS, LR, DECAY = (0.9, 0.999), 1e-8, 1e-4, 0.01
 STEP = AdamStep(LR, *BETAS, EPS, decay=1 - LR * DECAY)
 DEPTHS = (1, 2, 4, 8)
 """Numbers of gradients of one pass, q."""
+FACTORED_DEPTHS = (1, 4)
+"""Numbers of gradients of passes without second moments."""
 SHORT_DEPTH = 4
 """Number of gradients of the passes that take gradients of eight bits in."""
 WINDOW = 4
@@ -46,6 +48,11 @@ def replay_of(depth: int) -> str:
 def compact_replay_of(depth: int) -> str:
     """Return the name of the pass over compact state that takes so many gradients in."""
     return f"compact replay, q = {depth}"
+
+
+def factored_replay_of(depth: int) -> str:
+    """Return the name of the pass over compact state without second moments."""
+    return f"factored replay, q = {depth}"
 
 
 def short_replay_of(depth: int, *, is_compact: bool = False) -> str:
@@ -105,14 +112,16 @@ class State:
             upload=Upload(self.out, lead=1.0, step=STEP, repeats_last=True),
         )
 
-    def compact(self, grads: Sequence[Tensor]) -> CompactJob:
+    def compact(
+        self, grads: Sequence[Tensor], kind: type[CompactState] = CompactState
+    ) -> CompactJob:
         """Return the same pass over compact state, in memory of its own."""
-        state = CompactState.zeros(self.rows, COLUMNS)
+        state = kind.zeros(self.rows, COLUMNS)
         for first in range(0, self.rows, 256):  # a conversion takes several times the memory
             part = slice(first, first + 256)
             grad = self.grad[part].float()
             state.rows(part).set_weights(self.master.data[part])
-            state.rows(part).set_moments(grad, grad.square())
+            state.rows(part).set_moments(grad, grad.square()[:, : state.exp_avg_sq.shape[1]])
         plain = self.replay(grads)
         return CompactJob(
             state=state,
@@ -124,6 +133,10 @@ class State:
             stride=COLUMNS,
             seed=0,
         )
+
+    def factored(self, grads: Sequence[Tensor]) -> CompactJob:
+        """Return the same pass over compact state without second moments."""
+        return self.compact(grads, FactoredCompactState)
 
     def repeatable(self, *, marks: bool) -> Upload:
         """Return an upload that a later pass can find again, with marks of changes or without."""
@@ -193,6 +206,13 @@ def our_jobs(state: State, threads: int) -> list[Job]:
             runs(state.compact(grads[:depth])), traffic=14.0625 + 2 * depth,
             gradients=depth)
         for depth in DEPTHS
+    ]  # fmt: skip
+    # Four bytes and one of each group of 64, read and written.
+    compact += [
+        Job(factored_replay_of(depth), 10.03125 + 2 * depth,
+            runs(state.factored(grads[:depth])), traffic=12.03125 + 2 * depth,
+            gradients=depth)
+        for depth in FACTORED_DEPTHS
     ]  # fmt: skip
     short = state.short_grads(SHORT_DEPTH)
     sent = SHORT_DEPTH * gradient_bytes("e4m3", 2)

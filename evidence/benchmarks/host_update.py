@@ -19,22 +19,18 @@ import argparse
 import importlib.metadata
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from evidence.benchmarks.host_cached import PLAIN, cached_rate, coding_steps
 from evidence.benchmarks.host_jobs import (
     BITSANDBYTES,
-    CACHED_PARAMS,
     CAST,
     COLUMNS,
     DEEPSPEED,
@@ -45,15 +41,14 @@ from evidence.benchmarks.host_jobs import (
     TRIAD,
     State,
     compact_replay_of,
+    factored_replay_of,
     floor_jobs,
     optimizer_jobs,
     our_jobs,
     replay_of,
 )
 from evidence.benchmarks.record import median_seconds, setting, spread, take_turns
-from zenflow.host.jobs import CatchUpJob, CompactJob
 from zenflow.host.library import description
-from zenflow.host.pool import HostPool
 
 TARGETS = (
     (OURS, "bandwidth", TRIAD, 0.8),
@@ -62,93 +57,9 @@ TARGETS = (
     (compact_replay_of(1), "steps/s", OURS, 0.85),
     (compact_replay_of(4), "steps/s", replay_of(4), 0.85),
     (compact_replay_of(1), "steps/s", BITSANDBYTES, 5.0),
+    (factored_replay_of(1), "steps/s", OURS, 0.85),
+    (factored_replay_of(4), "steps/s", replay_of(4), 0.85),
 )
-
-PLAIN, COMPACT, SHORT, WHOLE, MARKED = "float32", "compact", "short", "whole", "marked"
-"""Passes from cache: by the state's format, with gradients of eight bits, with an upload."""
-
-
-def cached_rate(threads: int, depth: int) -> float:
-    """Return our steps/s on data in each core's own cache: the speed of the arithmetic.
-
-    The median of short bursts, each thread with a pool of its own, less the time of calls without
-    rows: Python's part of a call is much beside so small a piece.
-    """
-
-    def middling(state: State) -> float:
-        bursts = []
-        replay, pool = state.replay(state.grads(depth)), HostPool.open(0)
-        job = replay.encode()  # it holds addresses alone
-        assert pool is not None
-        for _ in range(60):
-            started = time.perf_counter()
-            for _ in range(20):
-                pool.run([job])
-            bursts.append((time.perf_counter() - started) / 20)
-        pool.close()
-        return statistics.median(bursts)
-
-    with ThreadPoolExecutor(threads) as callers:
-        states = [State(CACHED_PARAMS) for _ in range(threads)]
-        busy = list(callers.map(middling, states))
-    overhead = middling(State(0))
-    return sum(depth * CACHED_PARAMS / (seconds - overhead) for seconds in busy)
-
-
-def coding_steps() -> dict[str, Any]:
-    """Return the time in which a core codes compact state once, in steps and in seconds.
-
-    Of data in its cache, an element: a pass over compact state takes as many steps as one over
-    float32 state, decodes before them and encodes behind. With gradients of eight bits a pass
-    decodes each of these besides. An upload of changed weights finds the one before and marks.
-    """
-    found = {depth: cached_seconds(depth) for depth in DEPTHS}
-    first, last = DEPTHS[0], DEPTHS[-1]
-    step = (found[last][PLAIN] - found[first][PLAIN]) / (last - first)
-    coding = statistics.median(own[COMPACT] - own[PLAIN] for own in found.values())
-    decoding = statistics.median((own[SHORT] - own[PLAIN]) / depth for depth, own in found.items())
-    marking = {
-        state: statistics.median(own[state, MARKED] - own[state, WHOLE] for own in found.values())
-        for state in (PLAIN, COMPACT)
-    }
-    return {
-        "coding_seconds": coding,
-        "step_seconds": step,
-        "coding_steps": coding / step,
-        "decoding_seconds": decoding,
-        "decoding_steps": decoding / step,
-        "marking_steps": {state: seconds / step for state, seconds in marking.items()},
-        "of_float32": {str(depth): own[PLAIN] / own[COMPACT] for depth, own in found.items()},
-    }
-
-
-def cached_seconds(depth: int) -> dict[Any, float]:
-    """Return the seconds per element of passes that take so many gradients, from a core's cache.
-
-    All take turns, in seconds of the thread alone, whoever else is at work.
-    """
-    pool = HostPool.open(0)
-    assert pool is not None
-    state = State(CACHED_PARAMS)
-    grads, short = state.grads(depth), state.short_grads(depth)
-    passes: dict[Any, CatchUpJob | CompactJob] = {
-        PLAIN: replace(state.replay(grads), upload=None),
-        COMPACT: replace(state.compact(grads), upload=None),
-        SHORT: replace(state.replay(short), upload=None),
-    }
-    for name in (PLAIN, COMPACT):
-        passes[name, WHOLE] = replace(passes[name], upload=state.repeatable(marks=False))
-        passes[name, MARKED] = replace(passes[name], upload=state.repeatable(marks=True))
-    jobs = {name: job.encode() for name, job in passes.items()}  # they hold addresses alone
-    bursts: dict[Any, list[float]] = {name: [] for name in jobs}
-    for _ in range(41):
-        for name, job in jobs.items():
-            started = time.thread_time()
-            for _ in range(20):
-                pool.run([job])
-            bursts[name].append((time.thread_time() - started) / 20 / CACHED_PARAMS)
-    pool.close()
-    return {name: statistics.median(own) for name, own in bursts.items()}
 
 
 def measure(params: int, threads: int, repeats: int) -> dict[str, Any]:
@@ -233,6 +144,10 @@ def show(record: dict[str, Any]) -> None:
     marking = [f"{steps:.2f} over {name} state" for name, steps in coding["marking_steps"].items()]
     print(f"an upload is marked, and the one before found, in steps: {', '.join(marking)}")
     allowed = ", ".join(f"{ratio:.2f} at q = {q}" for q, ratio in coding["of_float32"].items())
+    print(
+        "without second moments a step takes in cache, of one with them: "
+        f"{coding['factored_steps']:.2f} over {PLAIN} state"
+    )
     print(f"from cache, without uploads, compact state has {allowed} of float32's steps/s")
 
 

@@ -277,7 +277,7 @@ def _engine_memory(
     return EngineMemory(
         host=host,
         depth=host.depth(math.inf),
-        device_state=3 * _FLOAT * (num_split - deferred)
+        device_state=(2 if config.is_factored else 3) * _FLOAT * (num_split - deferred)
         + _INDEX * important_columns
         + (2 * _FLOAT + own_master) * resident
         + _FLOAT * num_residents,

@@ -157,6 +157,8 @@ def _engine_state(
         temporaries = packing + landing
         if own.host.config.is_exact:  # a fresh step of each, in float32
             temporaries += _FLOAT * (landing / size + min(FRESH_ELEMENTS, own.bucket))
+        if own.host.config.is_factored:  # gradients that are divided by roots
+            temporaries += own.bucket * size
     return [
         Part("optimizer state", "device", own.device_state, "important columns, whole tensors"),
         Part("column vectors", "device", own.column_vectors, "scores, moments, indices"),

@@ -25,7 +25,7 @@ from sim.planning.streams import can_stream, hiding_tokens, with_streams
 from sim.planning.ways import Way, better_of, way_of
 from sim.simulate import STRATEGIES, SYSTEMS, Strategy
 from zenflow.config import PRESETS
-from zenflow.host_state import GradientLink, HostState, Uploads
+from zenflow.host_state import GradientLink, HostState, SecondMoment, Uploads
 from zenflow.presets import ZERO_INFINITY
 
 DRAWS = 100
@@ -172,6 +172,7 @@ def plan(
     host_state: HostState | None = None,
     gradient_link: GradientLink = "model",
     uploads: Uploads = "all",
+    second_moment: SecondMoment = "element",
     chunked_loss: bool | None = None,
     streams: bool | None = None,
     state_on_drive: bool | None = None,
@@ -194,6 +195,7 @@ def plan(
             compact where nothing may fit with that.
         gradient_link: Format of gradients on the link and on the host under zenflow.
         uploads: Weights that are uploaded under zenflow.
+        second_moment: Second moments under zenflow.
         chunked_loss: Whether logits are never whole, as under `zenflow train --chunked-loss`.
             None is the workload's loss, and chunks where they make that fit or faster.
         streams: Whether layers may visit the device. True tells so in any case, None only where
@@ -229,7 +231,11 @@ def plan(
     ]
     held = {
         name: value
-        for name, value in (("gradient_link", gradient_link), ("uploads", uploads))
+        for name, value in (
+            ("gradient_link", gradient_link),
+            ("uploads", uploads),
+            ("second_moment", second_moment),
+        )
         if value == FEW_BYTES[name]
     }
 

@@ -40,8 +40,12 @@ PRESET_RULES: Mapping[str, PresetRule] = {
 }
 """Rule of each preset; other systems' are in their records."""
 
-FEW_BYTES: Mapping[str, str] = {"gradient_link": "e4m3", "uploads": "changed"}
-"""Settings of fewer bytes on the link, which are held where they are asked for."""
+FEW_BYTES: Mapping[str, str] = {
+    "gradient_link": "e4m3",
+    "uploads": "changed",
+    "second_moment": "factored",
+}
+"""Settings of fewer bytes, which are held where they are asked for."""
 
 EXACT = tuple(
     name for name, rule in PRESET_RULES.items() if not (rule.distance or rule.is_baseline)
@@ -66,6 +70,15 @@ def _rounded(config: ZenFlowConfig) -> str:
     return f"{', '.join(parts)}: within rounding of AdamW"
 
 
+_FACTORED = "second moments are of rows and columns, as Adafactor's: another optimizer than AdamW"
+
+
+def _departures(config: ZenFlowConfig) -> str:
+    """Return what makes a rule another one than AdamW's, in words; "" for nothing."""
+    parts = [_FACTORED] * config.is_factored
+    return "; ".join([*parts, _rounded(config)] if rounds(config) else parts)
+
+
 def rule_of(strategy: Strategy) -> str:
     """Return a strategy's rule in words."""
     config = strategy.config
@@ -77,19 +90,21 @@ def rule_of(strategy: Strategy) -> str:
     if strategy.name == "zenflow" and not config.is_exact:
         return PRESET_RULES["zenflow_paper"].words
     words = PRESET_RULES[strategy.name].words
-    return f"{words.removesuffix(' exactly')}; {_rounded(config)}" if rounds(config) else words
+    departures = _departures(config)
+    return f"{words.removesuffix(' exactly')}; {departures}" if departures else words
 
 
 def distance(strategy: Strategy) -> int:
     """Return the distance of a preset's rule from AdamW: 0 is AdamW itself.
 
-    Longer windows are farther; so are no columns on the device at all, and state that is rounded.
+    Longer windows are farther; so are no columns on the device at all, state that is rounded, and
+    second moments of rows and columns.
     """
     config = strategy.config
     assert config is not None
     if strategy.name == "zenflow" and not config.is_exact:
         return PRESET_RULES["zenflow_paper"].distance
-    far = PRESET_RULES[strategy.name].distance + rounds(config)
+    far = PRESET_RULES[strategy.name].distance + rounds(config) + config.is_factored
     if strategy.name != "zenflow":
         return far
     far += max(0, (config.update_interval - 1).bit_length() - 2)  # 4 steps are the default

@@ -61,7 +61,11 @@ class StatesOnDrive:
         check_on_drive(config)
         sizes = [
             whole_sectors(
-                tensor_ends(tensor_bytes(config.host_state, last - first, block.num_rows))[-1]
+                tensor_ends(
+                    tensor_bytes(
+                        config.host_state, last - first, block.num_rows, config.second_moment
+                    )
+                )[-1]
             )
             for block in blocks
             for first, last in extent_rows(0, block.num_deferred, block.num_rows, EXTENT_ELEMENTS)

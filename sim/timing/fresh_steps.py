@@ -25,8 +25,12 @@ def moved_bytes(dtype_bytes: int) -> int:
 
 
 def measured_bytes(config: ZenFlowConfig, dtype_bytes: int) -> int:
-    """Return the bytes of measuring an element's row; columns are measured under either rule."""
-    return dtype_bytes if config.is_exact else 0
+    """Return the bytes of measuring an element's row; columns are measured under either rule.
+
+    With factored second moments the gradient is divided by their roots besides, whole.
+    """
+    divided = 2 * dtype_bytes + _TEMPORARY_BYTES if config.is_factored else 0
+    return dtype_bytes + divided if config.is_exact else 0
 
 
 def late_bytes(config: ZenFlowConfig, dtype_bytes: int, *, is_packed: bool, is_cpu: bool) -> int:

@@ -54,12 +54,14 @@ class HostMemory:
 
     @property
     def state(self) -> int:
-        """Bytes of masters and both moments in memory."""
+        """Bytes of masters and moments in memory."""
         if self.drive is not None:
             return 0
-        if not self.config.is_compact:
-            return 3 * _FLOAT * self.deferred
-        return sum(state_bytes("compact", *shape) for shape in self.matrices)
+        config = self.config
+        return sum(
+            state_bytes(config.host_state, columns, rows, config.second_moment)
+            for columns, rows in self.matrices
+        )
 
     @property
     def buffers(self) -> int:

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.factored_reference import FactoredReference
 from tests.models import GivenGradients, closing, weights_of
 from tests.published_reference import PublishedReference
 from tests.reference import Reference
@@ -70,6 +71,7 @@ class Scenario:
 def reference_of(groups, config, max_norm=None, log=()):
     """Return the reference of the configuration's rule."""
     kind = RoundedReference if config.rounds_gradients else Reference
+    kind = FactoredReference if config.is_factored else kind
     kind = kind if config.is_exact else PublishedReference
     return kind(groups, config, max_norm, log)
 

@@ -33,6 +33,7 @@ RULES = {
     "S = 1": {"update_interval": 1},
     "only deferred": {"topk_ratio": 0.0},
     "eight bits": {"gradient_link": "e4m3", "queue_depth": 1},
+    "factored": {"second_moment": "factored", "select_interval": 2},
     "only important": {"topk_ratio": 1.0},
 }
 

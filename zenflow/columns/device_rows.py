@@ -30,20 +30,28 @@ class Bank:
     """Length O of a column, the width of this matrix."""
     num_columns: int = 0
     """Number of columns, K, the rows of this matrix."""
+    has_second: bool = True
+    """Whether the columns have second moments."""
     master: Tensor = field(default_factory=lambda: torch.empty(0))
     """True weights of the columns, (K, O), float32."""
     exp_avg: Tensor = field(default_factory=lambda: torch.empty(0))
     """AdamW's first moments of the columns, (K, O), float32."""
     exp_avg_sq: Tensor = field(default_factory=lambda: torch.empty(0))
-    """AdamW's second moments of the columns, (K, O), float32."""
+    """AdamW's second moments of the columns, (K, O), float32; (K, 0) without."""
     step: Tensor = field(default_factory=lambda: torch.empty(0))
     """Number of Adam steps that each row has taken, (K,), int64."""
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Names of the tensors that have no elements."""
+        return () if self.has_second else ("exp_avg_sq",)
+
     def allocate(self, device: torch.device) -> None:
         """Allocate memory for all columns counted so far."""
-        size = (self.num_columns, self.num_rows)
+        widths = (self.num_rows, self.num_rows, self.num_rows * self.has_second)
         self.master, self.exp_avg, self.exp_avg_sq = (
-            torch.zeros(size, dtype=torch.float32, device=device) for _ in range(3)
+            torch.zeros(self.num_columns, width, dtype=torch.float32, device=device)
+            for width in widths
         )
         self.step = torch.zeros(self.num_columns, dtype=torch.int64, device=device)
 

@@ -52,12 +52,18 @@ class StagedGradient:
     factor: HostValues | None = None
     """Measured values of the gradient's step, the factor on gradients first; None until the step
     is known to be good."""
+    applied: float = 1.0
+    """Part of that factor that the gradient has already."""
 
-    def adam_step(self) -> AdamStep:
-        """Return the AdamW step with this gradient; blocks until the factor is on the host."""
+    def adam_step(self, rows: Tensor | None = None) -> AdamStep:
+        """Return the AdamW step with this gradient, or with some of its rows, (n,) int64.
+
+        Blocks until the factor is on the host.
+        """
         assert self.hyper is not None
         assert self.factor is not None
-        return adam_step(self.hyper, self.factor.get()[0], self.values)
+        values = self.values if rows is None else self.values[rows]
+        return adam_step(self.hyper, self.factor.get()[0] / self.applied, values)
 
 
 def adam_step(hyper: Hyper, scale: float = 1.0, grad: Tensor | None = None) -> AdamStep:

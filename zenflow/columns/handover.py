@@ -183,8 +183,9 @@ def _exchange(
     entering = _Entering(swaps, *_take(swaps, places, shapes, device))
     sent = _apart(device.send(leaving), shapes)
     for index, name in enumerate(NUMBERS):
-        part = sent[index * len(swaps) : (index + 1) * len(swaps)]
-        whole = shares.gather(part, [swap.block.split.num_rows for swap in swaps])
+        whole: Sequence[Tensor] = sent[index * len(swaps) : (index + 1) * len(swaps)]
+        if name not in swaps[0].block.split.bank.left_out:
+            whole = shares.gather(whole, [swap.block.split.num_rows for swap in swaps])
         for swap, place, values in zip(swaps, places, whole, strict=True):
             getattr(swap.block.split.bank, name)[place] = values
     for swap, own, place in zip(swaps, there, places, strict=True):
@@ -197,7 +198,11 @@ def _exchange(
 
 def _shapes(swaps: Sequence[Swap]) -> list[tuple[int, int]]:
     """Return the shape of each swap's masters on the host, then first and second moments."""
-    return [(len(swap.rows), swap.block.host_shape[1]) for swap in swaps] * len(NUMBERS)
+    return [
+        (len(swap.rows), swap.block.host.widths[place])
+        for place in range(len(NUMBERS))
+        for swap in swaps
+    ]
 
 
 def _send_indices(
@@ -230,7 +235,7 @@ def _take(
     rooms = iter(_apart(numbers, shapes))
     for name in NUMBERS:
         for split, place in zip(splits, places, strict=True):
-            own = split.part.of(getattr(split.bank, name), 1)
+            own = split.own_part(getattr(split.bank, name))
             torch.index_select(own, 0, place, out=next(rooms))
     return device.to_host(torch.cat(steps)), device.to_host(numbers)
 

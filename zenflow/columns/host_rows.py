@@ -40,7 +40,7 @@ class MovingColumns:
     exp_avg: Tensor
     """First moments, (n, O), float32."""
     exp_avg_sq: Tensor
-    """Second moments, (n, O), float32."""
+    """Second moments, (n, O), float32; (n, 0) in factored state."""
 
 
 @dataclass(slots=True, eq=False)
@@ -114,8 +114,10 @@ class HostRows:
 
     def copies(self, rows: Tensor) -> MovingColumns:
         """Return the state of the rows of some indices, (n,) int64, as float32 copies."""
-        size = len(rows), self.shape[1]
-        numbers = [torch.empty(size, dtype=torch.float32, device="cpu") for _ in ROW_STATE[1:]]
+        numbers = [
+            torch.empty(len(rows), width, dtype=torch.float32, device="cpu")
+            for width in self.widths
+        ]
         return self.copied(rows, numbers)
 
     def copied(self, rows: Tensor, numbers: Sequence[Tensor]) -> MovingColumns:
@@ -138,6 +140,12 @@ class HostRows:
         """Copy the state of rows of some indices to rows of others, (n,) int64 each."""
         for tensor in (self.step, *self.state.tensors()):
             tensor[target] = tensor[source]
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """Lengths of a row's weights and moments as numbers; no second ones in factored state."""
+        num_rows = self.shape[1]
+        return num_rows, num_rows, num_rows * self.state.HAS_SECOND
 
     @property
     def shape(self) -> torch.Size:
@@ -164,11 +172,15 @@ class HostRows:
         return found
 
     def moment(self, name: str) -> Tensor:
-        """Return a moment by its name, (D, O), float32; the live one where it is float32."""
+        """Return a moment by its name, (D, O), float32; the live one where it is float32.
+
+        Factored state has no second moments: they are (D, 0).
+        """
         if self.drive is None and isinstance(self.state, FloatState):
             return self.state.exp_avg if name == "exp_avg" else self.state.exp_avg_sq
-        found = torch.empty(self.shape, dtype=torch.float32, device="cpu")
         place = ROW_STATE.index(name) - 1
+        size = len(self.step), self.widths[place]
+        found = torch.empty(size, dtype=torch.float32, device="cpu")
         for part, rows in self.passing():
             found[part] = rows.state.numbers()[place]
         return found

@@ -192,6 +192,10 @@ class SplitParam(NamedParam):
         """All deferred columns, for the device's kernels."""
         return self.host_columns(0, len(self.deferred_columns))
 
+    def own_part(self, of_bank: Tensor) -> Tensor:
+        """Return this host's rows of columns in the bank, (K, O); (K, 0) has none of any host."""
+        return self.part.of(of_bank, 1) if of_bank.shape[1] else of_bank
+
     @property
     def important_masters(self) -> Tensor:
         """Masters of the important columns, (K, O), float32, on the device."""

@@ -24,8 +24,8 @@ from zenflow.columns.shards import Shards
 from zenflow.config import ZenFlowConfig
 from zenflow.device.base import AbstractDevice
 from zenflow.drive.extents import RowState
-from zenflow.host.compact import CompactState
-from zenflow.host.float_state import FloatState
+from zenflow.host.compact import CompactState, FactoredCompactState
+from zenflow.host.float_state import FactoredFloatState, FloatState
 from zenflow.host_state import GROUP, GradientLink, gradient_width
 from zenflow.rule.blocks import BlockShape, important_count, partition
 from zenflow.rule.sizes import BANK_ELEMENTS, pieces
@@ -107,6 +107,7 @@ def build_layout(
         [gradient_width(link, part.most) for part in parts],
         columns,
         rows,
+        has_second=not config.is_factored,
     )
     blocks = _make_blocks(shapes, splits)
     for split in () if on_drive else splits:
@@ -130,6 +131,8 @@ def build_layout(
 
 def state_kind(config: ZenFlowConfig) -> type[RowState]:
     """Return the format of the host's states."""
+    if config.is_factored:
+        return FactoredCompactState if config.is_compact else FactoredFloatState
     return CompactState if config.is_compact else FloatState
 
 
@@ -218,13 +221,15 @@ def _make_splits(
     slot_widths: Sequence[int],
     columns: ColumnVectors,
     rows: RowVectors,
+    *,
+    has_second: bool,
 ) -> tuple[list[SplitParam], list[Bank]]:
     """Give every split parameter its rows on the host, in a bank, and in the column vectors."""
     shapes = [_matrix_shape(named.param) for named in to_split]
     num_important = [
         width - deferred for (_, width), deferred in zip(shapes, num_deferred, strict=True)
     ]
-    banks, places = assign_banks(to_split, num_important)
+    banks, places = assign_banks(to_split, num_important, has_second=has_second)
     splits = []
     first = first_row = 0
     device = columns.energies.device
@@ -259,13 +264,14 @@ def _make_splits(
 
 
 def assign_banks(
-    params: Sequence[NamedParam], num_important: Sequence[int]
+    params: Sequence[NamedParam], num_important: Sequence[int], *, has_second: bool = True
 ) -> tuple[list[Bank], list[tuple[Bank, int]]]:
     """Return banks without memory, and each parameter's bank and first row in it.
 
     Args:
         params: Parameters; those of one group, column length and dtype may share a bank.
         num_important: Columns of each that the device owns.
+        has_second: Whether columns have second moments.
     """
     banks: list[Bank] = []
     places = []
@@ -275,7 +281,7 @@ def assign_banks(
         kind = (group, num_rows, named.param.dtype)
         bank = current.get(kind)
         if bank is None or (bank.num_columns + count) * num_rows > BANK_ELEMENTS:
-            bank = current[kind] = Bank(group=group, num_rows=num_rows)
+            bank = current[kind] = Bank(group, num_rows, has_second=has_second)
             banks.append(bank)
         places.append((bank, bank.num_columns))
         bank.num_columns += count

@@ -97,7 +97,8 @@ def resize(layout: Layout, topk_ratio: float, hysteresis: float) -> None:
         for block in layout.blocks
     }
     counts = [sum(shapes[b.index].num_important for b in split.blocks) for split in layout.splits]
-    banks, places = assign_banks(layout.splits, counts)
+    has_second = all(bank.has_second for bank in layout.banks)
+    banks, places = assign_banks(layout.splits, counts, has_second=has_second)
     waiting = Counter(id(split.bank) for split in layout.splits)
     # Bank by bank, so that an old one is given up before the next new one is made.
     for bank in banks:
@@ -162,9 +163,9 @@ def _move_rows(
         rows = getattr(bank, name)[first:last]
         rows[moves.keep.target.to(device)] = former[moves.keep.source.to(device)]
         values = getattr(leaving, name).to(device)
-        if name != "step":  # of which every rank has all
+        if name not in ("step", *bank.left_out):  # these every rank has whole
             (values,) = shares.gather([values], [split.num_rows])
-            former = split.part.of(former, 1)
+            former = split.own_part(former)
         rows[moves.leave.target.to(device)] = values
         entering[name] = former[moves.enter.source.to(device)].cpu()
     split.slab_rows.move(moves.stay.target, moves.stay.source)

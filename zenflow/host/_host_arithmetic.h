@@ -288,6 +288,21 @@ INLINE void step_tile(const AdamStep *step, const Scales *scales, float *restric
     }
 }
 
+/* The same on gradients that have been divided by the root of their second moment. */
+INLINE void step_divided_tile(const AdamStep *step, const Scales *scales, float *restrict tile,
+                              float *restrict master, float *restrict exp_avg, int64_t n)
+{
+    const float rate1 = scales->one_minus_beta1, step_size = scales->step_size;
+    const float decay = step->decay;
+    for (int64_t i = 0; i < n; i++) {
+        float m = next_exp_avg(exp_avg[i], tile[i], rate1);
+        float delta = step_size * m;
+        exp_avg[i] = m;
+        master[i] = master[i] * decay - delta;
+        tile[i] = delta;
+    }
+}
+
 /* The displacement that a step without a gradient would have, left in the tile. */
 INLINE void displace_tile(const AdamStep *step, const Scales *scales, float *restrict tile,
                           const float *restrict exp_avg, const float *restrict exp_avg_sq,
@@ -297,6 +312,13 @@ INLINE void displace_tile(const AdamStep *step, const Scales *scales, float *res
     const float eps = step->eps;
     for (int64_t i = 0; i < n; i++)
         tile[i] = step_size * exp_avg[i] / (sqrtf(exp_avg_sq[i]) * inverse + eps);
+}
+
+INLINE void displace_divided_tile(const Scales *scales, float *restrict tile,
+                                  const float *restrict exp_avg, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        tile[i] = scales->step_size * exp_avg[i];
 }
 
 /* Subnormals count as zeros while a kernel runs. The first moment of a weight whose gradient stays

@@ -33,14 +33,14 @@ typedef struct {
     uint8_t *second_exponent;
 } Group;
 
+/* In factored state there are no second moments: their codes are null, and their numbers too. */
 INLINE void decode(const Group *group, float *restrict master, float *restrict exp_avg,
-                   float *restrict exp_avg_sq, int64_t n)
+                   float *restrict exp_avg_sq, int64_t n, int factored)
 {
     const uint16_t *restrict high = group->high;
     const int8_t *restrict low = group->low;
     const uint8_t *restrict first = group->first, *restrict second = group->second;
     const uint32_t base1 = (uint32_t)*group->first_exponent << 3;
-    const uint32_t base2 = (uint32_t)*group->second_exponent << 3;
     for (int64_t i = 0; i < n; i++)
         master[i] = as_float(((uint32_t)high[i] << 16) + ((uint32_t)(int32_t)low[i] << 8));
     for (int64_t i = 0; i < n; i++) {
@@ -48,6 +48,9 @@ INLINE void decode(const Group *group, float *restrict master, float *restrict e
         const uint32_t size = code ? (code + base1) << BITS : 0u;
         exp_avg[i] = as_float(size | (uint32_t)(first[i] & 0x80u) << 24);
     }
+    if (factored)
+        return;
+    const uint32_t base2 = (uint32_t)*group->second_exponent << 3;
     for (int64_t i = 0; i < n; i++) {
         const uint32_t code = second[i];
         exp_avg_sq[i] = as_float(code ? (code + base2) << BITS : 0u);
@@ -66,7 +69,8 @@ INLINE uint32_t largest(const float *restrict values, int64_t n)
 
 /* Signed comparisons, which every instruction set has: codes and bits of sizes are below 2^31. */
 INLINE void encode(const Group *group, const float *restrict master, const float *restrict exp_avg,
-                   const float *restrict exp_avg_sq, const Keys *keys, uint32_t at, int64_t n)
+                   const float *restrict exp_avg_sq, const Keys *keys, uint32_t at, int64_t n,
+                   int factored)
 {
     uint16_t *restrict high = group->high;
     int8_t *restrict low = group->low;
@@ -92,6 +96,8 @@ INLINE void encode(const Group *group, const float *restrict master, const float
         first[i] = (uint8_t)((uint32_t)code | (bits >> 31) << 7);
     }
     *group->first_exponent = (uint8_t)exponent1;
+    if (factored)
+        return;
     const uint32_t exponent2 = exponent_of(largest(exp_avg_sq, n) >> 23, ROOM_SECOND);
     const int32_t base2 = (int32_t)exponent2 << 3;
     const uint32_t key3 = keys->second + at * ODD_SECOND;
@@ -110,28 +116,31 @@ INLINE void encode(const Group *group, const float *restrict master, const float
 /* The tile has the displacement where it is known, and is overwritten. */
 INLINE void upload_group(const RowUpload *upload, int is_known, float *restrict tile,
                          const float *restrict master, const float *restrict exp_avg,
-                         const float *restrict exp_avg_sq, int64_t start, int64_t n)
+                         const float *restrict exp_avg_sq, int64_t start, int64_t n, int factored)
 {
     const HostJob *job = upload->job;
     if (!upload->scales) {
         store_upload(job, start, n, master);
         return;
     }
-    if (!is_known)
+    if (!is_known && factored)
+        displace_divided_tile(upload->scales, tile, exp_avg, n);
+    else if (!is_known)
         displace_tile(&job->upload, upload->scales, tile, exp_avg, exp_avg_sq, n);
     for (int64_t i = 0; i < n; i++)
         tile[i] = master[i] - job->lead * tile[i];
     store_upload(job, start, n, tile);
 }
 
-INLINE void catch_up_group(const RowPass *pass, const Group *group, int64_t at, int64_t n)
+INLINE void catch_up_group(const RowPass *pass, const Group *group, int64_t at, int64_t n,
+                           int factored)
 {
     const HostJob *job = pass->job;
     const int64_t start = pass->row * job->cols + at;
     float tile[GROUP], master[GROUP], exp_avg[GROUP], exp_avg_sq[GROUP];
-    decode(group, master, exp_avg, exp_avg_sq, n);
+    decode(group, master, exp_avg, exp_avg_sq, n, factored);
     if (job->marks)
-        upload_group(&pass->former, 0, tile, master, exp_avg, exp_avg_sq, start, n);
+        upload_group(&pass->former, 0, tile, master, exp_avg, exp_avg_sq, start, n, factored);
     for (int64_t k = 0; k < pass->num_steps; k++) {
         const AdamStep *step = &job->steps[k];
         if (job->grad_dtype == E4M3)
@@ -139,36 +148,55 @@ INLINE void catch_up_group(const RowPass *pass, const Group *group, int64_t at, 
                         step->scale);
         else
             scale_into(tile, step->grad, job->grad_dtype, start, n, step->scale, 0);
-        step_tile(step, &pass->scales[k], tile, master, exp_avg, exp_avg_sq, n);
+        if (factored)
+            step_divided_tile(step, &pass->scales[k], tile, master, exp_avg, n);
+        else
+            step_tile(step, &pass->scales[k], tile, master, exp_avg, exp_avg_sq, n);
     }
     if (pass->num_steps) {
-        encode(group, master, exp_avg, exp_avg_sq, &pass->keys, (uint32_t)at, n);
+        encode(group, master, exp_avg, exp_avg_sq, &pass->keys, (uint32_t)at, n, factored);
         if (job->repeatable)
-            decode(group, master, exp_avg, exp_avg_sq, n);
+            decode(group, master, exp_avg, exp_avg_sq, n, factored);
     }
     if (job->out)
         upload_group(&pass->upload, repeats_last(pass), tile, master, exp_avg, exp_avg_sq, start,
-                     n);
+                     n, factored);
 }
 
-CLONES NOINLINE void compact_part(const RowPass *pass, int64_t begin, int64_t end)
+INLINE void compact_groups(const RowPass *pass, int64_t begin, int64_t end, int factored)
 {
     const HostJob *job = pass->job;
     for (int64_t at = begin; at < end; at += GROUP) {
         const int64_t start = pass->row * job->cols + at, place = place_of(pass, at);
-        const Group group = {job->high + start,       job->low + start,
-                             job->exp_avg8 + start,   job->exp_avg_sq8 + start,
-                             job->exponents1 + place, job->exponents2 + place};
+        const Group group = {job->high + start,
+                             job->low + start,
+                             job->exp_avg8 + start,
+                             factored ? NULL : job->exp_avg_sq8 + start,
+                             job->exponents1 + place,
+                             factored ? NULL : job->exponents2 + place};
         if (at + GROUP <= end) /* a length that the compiler knows */
-            catch_up_group(pass, &group, at, GROUP);
+            catch_up_group(pass, &group, at, GROUP, factored);
         else
-            catch_up_group(pass, &group, at, end - at);
+            catch_up_group(pass, &group, at, end - at, factored);
     }
+}
+
+CLONES NOINLINE void compact_part(const RowPass *pass, int64_t begin, int64_t end)
+{
+    compact_groups(pass, begin, end, 0);
+}
+
+CLONES NOINLINE void factored_part(const RowPass *pass, int64_t begin, int64_t end)
+{
+    compact_groups(pass, begin, end, 1);
 }
 
 void zenflow_compact_part(const RowPass *pass, int64_t begin, int64_t end)
 {
-    compact_part(pass, begin, end);
+    if (pass->job->factored)
+        factored_part(pass, begin, end);
+    else
+        compact_part(pass, begin, end);
 }
 
 static void catch_up_row(const HostJob *job, const HostJob *former, int64_t row,
@@ -199,7 +227,7 @@ static void catch_up_row(const HostJob *job, const HostJob *former, int64_t row,
         done = zenflow_compact_wide(&pass);
 #endif
     if (done < job->cols)
-        compact_part(&pass, done, job->cols);
+        zenflow_compact_part(&pass, done, job->cols);
     job->step[row] = count;
 }
 

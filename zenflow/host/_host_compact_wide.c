@@ -8,7 +8,8 @@
 #pragma GCC optimize("no-tree-slp-vectorize") /* it packs single keys by slow inserts */
 #include "_host_compact_words.h"
 
-/* 32 elements; the last step's root and displacement. */
+/* 32 elements; the last step's root and displacement. In factored state there are no second moments
+ * and no roots: each function is told by `factored`, which the compiler knows. */
 typedef struct {
     Pair master, exp_avg, exp_avg_sq;
     Pair root, delta;
@@ -63,11 +64,20 @@ INLINE __m512i next_second(const Scales *scales, __m512i old, __m512i g)
                      scales->one_minus_beta2 * (__m512)g * (__m512)g);
 }
 
+INLINE Pair divided_displacement(const Scales *scales, const Half *half)
+{
+    const Pair delta = {(__m512i)(scales->step_size * (__m512)half->exp_avg.a),
+                        (__m512i)(scales->step_size * (__m512)half->exp_avg.b)};
+    return delta;
+}
+
 /* The first part of step_tile. */
-INLINE void step_moments(const Scales *scales, Pair grad, Half *half)
+INLINE void step_moments(const Scales *scales, Pair grad, Half *half, int factored)
 {
     half->exp_avg.a = next_first(scales, half->exp_avg.a, grad.a);
     half->exp_avg.b = next_first(scales, half->exp_avg.b, grad.b);
+    if (factored)
+        return;
     half->exp_avg_sq.a = next_second(scales, half->exp_avg_sq.a, grad.a);
     half->exp_avg_sq.b = next_second(scales, half->exp_avg_sq.b, grad.b);
     half->root.a = root_of(half->exp_avg_sq.a);
@@ -75,21 +85,27 @@ INLINE void step_moments(const Scales *scales, Pair grad, Half *half)
 }
 
 /* Its second part. */
-INLINE void step_weights(const AdamStep *step, const Scales *scales, Half *half)
+INLINE void step_weights(const AdamStep *step, const Scales *scales, Half *half, int factored)
 {
-    half->delta.a = displacement(step->eps, scales, half->exp_avg.a, half->root.a);
-    half->delta.b = displacement(step->eps, scales, half->exp_avg.b, half->root.b);
+    if (factored) {
+        half->delta = divided_displacement(scales, half);
+    } else {
+        half->delta.a = displacement(step->eps, scales, half->exp_avg.a, half->root.a);
+        half->delta.b = displacement(step->eps, scales, half->exp_avg.b, half->root.b);
+    }
     half->master.a = (__m512i)((__m512)half->master.a * step->decay - (__m512)half->delta.a);
     half->master.b = (__m512i)((__m512)half->master.b * step->decay - (__m512)half->delta.b);
 }
 
 /* An upload's weights: moved on by the displacement, if there is a lead. */
-INLINE Pair led(const RowUpload *upload, const Half *half, int is_known)
+INLINE Pair led(const RowUpload *upload, const Half *half, int is_known, int factored)
 {
     Pair values = half->master, delta = half->delta;
     if (!upload->scales)
         return values;
-    if (!is_known) {
+    if (!is_known && factored) {
+        delta = divided_displacement(upload->scales, half);
+    } else if (!is_known) {
         const float eps = upload->job->upload.eps;
         delta.a = displacement(eps, upload->scales, half->exp_avg.a, root_of(half->exp_avg_sq.a));
         delta.b = displacement(eps, upload->scales, half->exp_avg.b, root_of(half->exp_avg_sq.b));
@@ -132,13 +148,28 @@ INLINE __m512i larger_size(__m512i one, __m512i other)
     return (__m512i)_mm512_range_ps((__m512)one, (__m512)other, 0xb);
 }
 
-/* Largest words of both moments, inverted, in quarters 0 and 2. */
-INLINE __m512i largest_of(const Half *one, const Half *two, const Order *order)
+INLINE __m512i largest_bits(const Pair *one, const Pair *two)
 {
+    return _mm512_max_epu32(_mm512_max_epu32(one->a, one->b), _mm512_max_epu32(two->a, two->b));
+}
+
+INLINE Pair without_sign(Pair values)
+{
+    const Pair sizes = {(__m512i)_mm512_abs_ps((__m512)values.a),
+                        (__m512i)_mm512_abs_ps((__m512)values.b)};
+    return sizes;
+}
+
+/* Largest words of both moments, inverted, in quarters 0 and 2. A NaN among first moments shows in
+ * the second ones alone, as larger_size passes it over; in factored state these are the sizes of
+ * the first. */
+INLINE __m512i largest_of(const Half *one, const Half *two, const Order *order, int factored)
+{
+    const Pair second1 = factored ? without_sign(one->exp_avg) : one->exp_avg_sq;
+    const Pair second2 = factored ? without_sign(two->exp_avg) : two->exp_avg_sq;
     const Pair both = {larger_size(larger_size(one->exp_avg.a, one->exp_avg.b),
                                    larger_size(two->exp_avg.a, two->exp_avg.b)),
-                       _mm512_max_epu32(_mm512_max_epu32(one->exp_avg_sq.a, one->exp_avg_sq.b),
-                                        _mm512_max_epu32(two->exp_avg_sq.a, two->exp_avg_sq.b))};
+                       largest_bits(&second1, &second2)};
     const __m512i eighth = words_of(both, order->highest);
     const __m512i quarter = _mm512_max_epu16(eighth, _mm512_shuffle_i64x2(eighth, eighth, 0xb1));
     return _mm512_xor_si512(quarter, every(-1));
@@ -150,52 +181,61 @@ typedef struct {
     Keys keys;
 } Coded;
 
-INLINE Coded begin_codes(const RowPass *pass, int64_t at, const Half *half, const Order *order)
+INLINE Coded begin_codes(const RowPass *pass, int64_t at, const Half *half, const Order *order,
+                         int factored)
 {
     Coded own;
     own.keys.weight = pass->keys.weight + (uint32_t)at * ODD_WEIGHT;
     own.keys.first = pass->keys.first + (uint32_t)at * ODD_FIRST;
     own.keys.second = pass->keys.second + (uint32_t)at * ODD_SECOND;
     own.word1 = rounded(half->exp_avg, own.keys.first, &order->draws[1], order);
-    own.word2 = rounded(half->exp_avg_sq, own.keys.second, &order->draws[2], order);
+    if (!factored)
+        own.word2 = rounded(half->exp_avg_sq, own.keys.second, &order->draws[2], order);
     return own;
 }
 
-INLINE __m512i set_sizes(Coded *own, __m512i base1, __m512i base2, const Order *order)
+INLINE __m512i set_sizes(Coded *own, __m512i base1, __m512i base2, const Order *order,
+                         int factored)
 {
     own->size1 = _mm512_subs_epu16(_mm512_and_si512(own->word1, order->size), base1);
+    if (factored)
+        return own->size1;
     own->size2 = _mm512_subs_epu16(own->word2, base2);
     return _mm512_min_epu16(own->size1, own->size2);
 }
 
-INLINE void lift_codes(Coded *own, Pair exp_avg, uint32_t exponent, const Order *order)
+INLINE void lift_codes(Coded *own, Pair exp_avg, uint32_t exponent, const Order *order,
+                       int factored)
 {
     own->size1 = lifted_first(own->size1, exp_avg, exponent, own->keys.first, order);
-    own->size2 = lifted_second(own->size2, own->word2);
+    if (!factored)
+        own->size2 = lifted_second(own->size2, own->word2);
 }
 
 INLINE void end_codes(const HostJob *job, int64_t start, const Coded *own, const Half *half,
-                      const Order *order)
+                      const Order *order, int factored)
 {
     put_bytes(job->exp_avg8 + start,
               _mm512_ternarylogic_epi32(/* the sign where the mask has a bit */
                                         order->sign8, _mm512_srli_epi16(own->word1, 8),
                                         _mm512_srli_epi16(own->size1, 4), 0xca));
-    put_bytes(job->exp_avg_sq8 + start, _mm512_srli_epi16(own->size2, 4));
+    if (!factored)
+        put_bytes(job->exp_avg_sq8 + start, _mm512_srli_epi16(own->size2, 4));
     encode_weights(half->master, own->keys.weight, order, job->high + start, job->low + start);
 }
 
 /* An upload's weights; `former` are the words of the upload before, where there are marks. */
 INLINE void upload_half(const RowPass *pass, int64_t at, const Half *half, __m512i former,
-                        const Order *order)
+                        const Order *order, int factored)
 {
     const HostJob *job = pass->job;
     const int64_t start = pass->row * job->cols + at;
     if (!job->repeatable) {
-        put_upload(job, start, led(&pass->upload, half, repeats_last(pass)), order);
+        put_upload(job, start, led(&pass->upload, half, repeats_last(pass), factored), order);
         return;
     }
-    const __m512i words = repeatable_words(led(&pass->upload, half, 0), job->out_dtype, order);
+    const Pair values = led(&pass->upload, half, 0, factored);
+    const __m512i words = repeatable_words(values, job->out_dtype, order);
     if (job->marks) {
         const uint32_t marks = _mm512_cmpneq_epi16_mask(words, former);
         memcpy(job->marks + pass->row * mark_bytes(job->cols) + at / 8, &marks, sizeof marks);
@@ -205,17 +245,17 @@ INLINE void upload_half(const RowPass *pass, int64_t at, const Half *half, __m51
 
 /* A step on both halves, up to the roots, and from there. */
 INLINE void begin_step(const RowPass *pass, int64_t k, int64_t at, int dtype, const Order *order,
-                       Half *one, Half *two)
+                       Half *one, Half *two, int factored)
 {
     const AdamStep *step = &pass->job->steps[k];
-    step_moments(&pass->scales[k], gradient(pass, step, dtype, at, order), one);
-    step_moments(&pass->scales[k], gradient(pass, step, dtype, at + HALF, order), two);
+    step_moments(&pass->scales[k], gradient(pass, step, dtype, at, order), one, factored);
+    step_moments(&pass->scales[k], gradient(pass, step, dtype, at + HALF, order), two, factored);
 }
 
-INLINE void end_step(const RowPass *pass, int64_t k, Half *one, Half *two)
+INLINE void end_step(const RowPass *pass, int64_t k, Half *one, Half *two, int factored)
 {
-    step_weights(&pass->job->steps[k], &pass->scales[k], one);
-    step_weights(&pass->job->steps[k], &pass->scales[k], two);
+    step_weights(&pass->job->steps[k], &pass->scales[k], one, factored);
+    step_weights(&pass->job->steps[k], &pass->scales[k], two, factored);
 }
 
 INLINE void decode_weights(const RowPass *pass, int64_t at, Half *one, Half *two)
@@ -226,93 +266,107 @@ INLINE void decode_weights(const RowPass *pass, int64_t at, Half *one, Half *two
 }
 
 INLINE void decode_moments(const RowPass *pass, int64_t at, const Order *order, Half *one,
-                           Half *two)
+                           Half *two, int factored)
 {
     const HostJob *job = pass->job;
     const int64_t start = pass->row * job->cols + at, place = place_of(pass, at);
     const __m512i base1 = base_of(job->exponents1[place]);
-    const __m512i base2 = base_of(job->exponents2[place]);
     one->exp_avg = decoded_signed(job->exp_avg8 + start, base1, order);
     two->exp_avg = decoded_signed(job->exp_avg8 + start + HALF, base1, order);
+    if (factored)
+        return;
+    const __m512i base2 = base_of(job->exponents2[place]);
     one->exp_avg_sq = decoded_second(job->exp_avg_sq8 + start, base2);
     two->exp_avg_sq = decoded_second(job->exp_avg_sq8 + start + HALF, base2);
 }
 
 /* The last step's end, and the codes. Returns 0, with nothing written, if a moment is not
  * finite. */
-INLINE int encode(const RowPass *pass, int64_t at, const Order *order, Half *one, Half *two)
+INLINE int encode(const RowPass *pass, int64_t at, const Order *order, Half *one, Half *two,
+                  int factored)
 {
     const HostJob *job = pass->job;
     const int64_t start = pass->row * job->cols + at, place = place_of(pass, at);
-    const __m512i largest = largest_of(one, two, order);
+    uint8_t unused;
+    const __m512i largest = largest_of(one, two, order, factored);
     if (__builtin_expect(_mm512_cmple_epu16_mask(largest, every((int16_t)0x807f)) != 0, 0))
         return 0;
     const __m128i first = _mm_minpos_epu16(_mm512_castsi512_si128(largest));
     const __m128i second = _mm_minpos_epu16(_mm512_extracti32x4_epi32(largest, 2));
     const __m512i base1 = put_exponent(first, ROOM_FIRST, &job->exponents1[place]);
-    const __m512i base2 = put_exponent(second, ROOM_SECOND, &job->exponents2[place]);
-    Coded codes1 = begin_codes(pass, at, one, order);
-    Coded codes2 = begin_codes(pass, at + HALF, two, order);
-    end_step(pass, pass->num_steps - 1, one, two);
-    const __m512i least = _mm512_min_epu16(set_sizes(&codes1, base1, base2, order),
-                                           set_sizes(&codes2, base1, base2, order));
+    const __m512i base2 =
+        put_exponent(second, ROOM_SECOND, factored ? &unused : &job->exponents2[place]);
+    Coded codes1 = begin_codes(pass, at, one, order, factored);
+    Coded codes2 = begin_codes(pass, at + HALF, two, order, factored);
+    end_step(pass, pass->num_steps - 1, one, two, factored);
+    const __m512i least = _mm512_min_epu16(set_sizes(&codes1, base1, base2, order, factored),
+                                           set_sizes(&codes2, base1, base2, order, factored));
     if (__builtin_expect(_mm512_cmplt_epu16_mask(least, order->one) != 0, 0)) {
         const uint32_t exponent = job->exponents1[place];
-        lift_codes(&codes1, one->exp_avg, exponent, order);
-        lift_codes(&codes2, two->exp_avg, exponent, order);
+        lift_codes(&codes1, one->exp_avg, exponent, order, factored);
+        lift_codes(&codes2, two->exp_avg, exponent, order, factored);
     }
-    end_codes(job, start, &codes1, one, order);
-    end_codes(job, start + HALF, &codes2, two, order);
+    end_codes(job, start, &codes1, one, order, factored);
+    end_codes(job, start + HALF, &codes2, two, order, factored);
     return 1;
 }
 
 /* Returns 0, with nothing written, for a group with infinities or NaN: its codes may wrap
  * around. */
-INLINE int catch_up_group(const RowPass *pass, int64_t at, int dtype, const Order *order)
+INLINE int catch_up_group(const RowPass *pass, int64_t at, int dtype, const Order *order,
+                          int factored)
 {
     const HostJob *job = pass->job;
     const int64_t place = place_of(pass, at);
     __m512i former1 = _mm512_setzero_si512(), former2 = former1;
     Half one = {0}, two = {0};
     if (job->exponents1[place] >= NO_NUMBER - ROOM_FIRST ||
-        job->exponents2[place] >= NO_NUMBER - ROOM_SECOND)
+        (!factored && job->exponents2[place] >= NO_NUMBER - ROOM_SECOND))
         return 0;
-    decode_moments(pass, at, order, &one, &two);
+    decode_moments(pass, at, order, &one, &two, factored);
     if (job->marks) {
         decode_weights(pass, at, &one, &two);
-        former1 = repeatable_words(led(&pass->former, &one, 0), job->out_dtype, order);
-        former2 = repeatable_words(led(&pass->former, &two, 0), job->out_dtype, order);
+        const Pair before1 = led(&pass->former, &one, 0, factored);
+        const Pair before2 = led(&pass->former, &two, 0, factored);
+        former1 = repeatable_words(before1, job->out_dtype, order);
+        former2 = repeatable_words(before2, job->out_dtype, order);
     }
     if (pass->num_steps)
-        begin_step(pass, 0, at, dtype, order, &one, &two);
+        begin_step(pass, 0, at, dtype, order, &one, &two, factored);
     decode_weights(pass, at, &one, &two); /* while roots are taken */
     for (int64_t k = 1; k < pass->num_steps; k++) {
-        end_step(pass, k - 1, &one, &two);
-        begin_step(pass, k, at, dtype, order, &one, &two);
+        end_step(pass, k - 1, &one, &two, factored);
+        begin_step(pass, k, at, dtype, order, &one, &two, factored);
     }
     if (pass->num_steps) {
-        if (!encode(pass, at, order, &one, &two))
+        if (!encode(pass, at, order, &one, &two, factored))
             return 0;
         if (job->repeatable) {
-            decode_moments(pass, at, order, &one, &two);
+            decode_moments(pass, at, order, &one, &two, factored);
             decode_weights(pass, at, &one, &two);
         }
     }
     if (job->out) {
-        upload_half(pass, at, &one, former1, order);
-        upload_half(pass, at + HALF, &two, former2, order);
+        upload_half(pass, at, &one, former1, order, factored);
+        upload_half(pass, at + HALF, &two, former2, order, factored);
     }
     return 1;
 }
 
-INLINE void catch_up(const RowPass *pass, int dtype)
+INLINE void catch_up(const RowPass *pass, int dtype, int factored)
 {
     const int64_t end = pass->job->cols / GROUP * GROUP;
     Order order;
     fill_order(&order);
     for (int64_t at = 0; at < end; at += GROUP)
-        if (!catch_up_group(pass, at, dtype, &order))
+        if (!catch_up_group(pass, at, dtype, &order, factored))
             zenflow_compact_part(pass, at, at + GROUP);
+}
+
+/* Functions of their own: in one, the compiler would find fewer registers for each. */
+NOINLINE void catch_up_factored(const RowPass *pass, int dtype)
+{
+    catch_up(pass, dtype, 1);
 }
 
 int64_t zenflow_compact_wide(const RowPass *pass)
@@ -321,10 +375,12 @@ int64_t zenflow_compact_wide(const RowPass *pass)
     for (int64_t k = 0; k < pass->num_steps; k++)
         if (!(pass->scales[k].one_minus_beta1 < 0.5f && pass->scales[k].one_minus_beta2 > 0.0f))
             return 0;
-    if (pass->job->grad_dtype == BFLOAT16)
-        catch_up(pass, BFLOAT16);
+    if (pass->job->factored)
+        catch_up_factored(pass, pass->job->grad_dtype);
+    else if (pass->job->grad_dtype == BFLOAT16)
+        catch_up(pass, BFLOAT16, 0);
     else
-        catch_up(pass, pass->job->grad_dtype);
+        catch_up(pass, pass->job->grad_dtype, 0);
     return pass->job->cols / GROUP * GROUP;
 }
 #endif

@@ -26,7 +26,7 @@ INLINE void catch_up_tile(const HostJob *job, const AdamStep *steps, const Scale
 {
     float tile[TILE];
     float *master = job->master + start, *exp_avg = job->exp_avg + start;
-    float *exp_avg_sq = job->exp_avg_sq + start;
+    float *exp_avg_sq = job->factored ? NULL : job->exp_avg_sq + start;
     const int64_t row = job->grad_dtype == E4M3 ? start / job->cols : 0;
     const int64_t at = start - row * job->cols;
     for (int64_t k = 0; k < num_steps; k++) {
@@ -34,11 +34,16 @@ INLINE void catch_up_tile(const HostJob *job, const AdamStep *steps, const Scale
             scale_groups(tile, steps[k].grad, job->cols, row, at, n, steps[k].scale);
         else
             scale_into(tile, steps[k].grad, job->grad_dtype, start, n, steps[k].scale, 0);
-        step_tile(&steps[k], &scales[k], tile, master, exp_avg, exp_avg_sq, n);
+        if (job->factored)
+            step_divided_tile(&steps[k], &scales[k], tile, master, exp_avg, n);
+        else
+            step_tile(&steps[k], &scales[k], tile, master, exp_avg, exp_avg_sq, n);
     }
     if (!upload)
         return;
-    if (!num_steps || !job->repeats_last)
+    if ((!num_steps || !job->repeats_last) && job->factored)
+        displace_divided_tile(upload, tile, exp_avg, n);
+    else if (!num_steps || !job->repeats_last)
         displace_tile(&job->upload, upload, tile, exp_avg, exp_avg_sq, n);
     for (int64_t i = 0; i < n; i++)
         tile[i] = master[i] - job->lead * tile[i];

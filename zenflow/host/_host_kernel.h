@@ -14,7 +14,7 @@
 
 /* Raised with every change of a signature or record: library.py refuses a library built from other
  * code. */
-#define INTERFACE 8
+#define INTERFACE 9
 
 /* What a job does with its rows. */
 enum { SUM = 0, CATCH_UP = 1, COMPACT = 2 };
@@ -45,6 +45,9 @@ typedef struct {
  * row's weights go there, moved on by `lead` times the displacement of the step `upload`: that of
  * the last step taken where `repeats_last` says that they are the same.
  * COMPACT: the same with compact state, which is written once, after all steps.
+ *
+ * In a `factored` job a gradient comes divided by the root of its second moment, and there is no
+ * second moment here: the displacement is step_size * exp_avg.
  *
  * A `repeatable` upload is of the state as the job leaves it, and its zeros have no sign. So a later
  * job finds it again, as long as no step lies between: `former` and `former_lead` are its settings.
@@ -81,6 +84,7 @@ typedef struct {
     float former_lead;
     AdamStep former;
     uint8_t *marks; /* see changes.py */
+    int32_t factored; /* no second moments: gradients come divided by their roots */
 } HostJob;
 
 /* Does rows low..high-1 of a job. */

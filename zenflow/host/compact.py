@@ -59,6 +59,8 @@ class CompactState:
     """Number of the first tensors which have the weights."""
     DTYPES: ClassVar = (torch.bfloat16, torch.int8, *([torch.uint8] * 4))
     """Type of each tensor."""
+    HAS_SECOND: ClassVar = True
+    """Whether there are second moments: else their tensors have no columns."""
 
     high: Tensor
     """Nearest bfloat16 of each weight, bfloat16."""
@@ -73,11 +75,11 @@ class CompactState:
     exp_avg_sq_exponent: Tensor
     """Exponent bytes of the second moments' groups, uint8."""
 
-    @staticmethod
-    def widths(num_elements: int) -> tuple[int, ...]:
+    @classmethod
+    def widths(cls, num_elements: int) -> tuple[int, ...]:
         """Return the length of a row of each tensor, for rows of so many elements."""
-        groups = num_groups(num_elements)
-        return (*([num_elements] * 4), groups, groups)
+        groups, seconds = num_groups(num_elements), int(cls.HAS_SECOND)
+        return (*([num_elements] * 3), seconds * num_elements, groups, seconds * groups)
 
     @classmethod
     def zeros(cls, num_rows: int, num_elements: int) -> CompactState:
@@ -87,7 +89,7 @@ class CompactState:
 
     def rows(self, part: slice | Tensor) -> CompactState:
         """Return the views of a slice of the rows, or copies of the rows of some indices."""
-        return CompactState(*(tensor[part] for tensor in self.tensors()))
+        return type(self)(*(tensor[part] for tensor in self.tensors()))
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Return all tensors, in the order of the fields."""
@@ -173,6 +175,8 @@ class CompactState:
         self.exp_avg.copy_(
             torch.maximum(code, _lifted(size, of_first, exponent)) | first >> 31 << 7
         )
+        if not self.HAS_SECOND:
+            return
         exponent = self._exponents(second, _ROOM_SECOND, self.exp_avg_sq_exponent)
         code = _encoded(second, of_second, exponent, _MOST_SECOND)
         # A second moment that is not 0 never becomes 0: an update divides by its root.
@@ -192,6 +196,13 @@ class CompactState:
         largest = padded.view(num_rows, groups, GROUP).amax(2) >> 23
         out.copy_((largest - room).clamp_min(0))
         return self._by_element(out)
+
+
+class FactoredCompactState(CompactState):
+    """Compact host state without second moments."""
+
+    __slots__ = ()
+    HAS_SECOND: ClassVar = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ class FloatState:
     """Number of the first tensors which have the weights."""
     DTYPES: ClassVar = (torch.float32,) * 3
     """Type of each tensor."""
+    HAS_SECOND: ClassVar = True
+    """Whether there are second moments: else their tensors have no columns."""
 
     master: Tensor
     """True weights of the columns."""
@@ -28,14 +30,14 @@ class FloatState:
     exp_avg_sq: Tensor
     """AdamW's second moments of the columns."""
 
-    @staticmethod
-    def widths(num_elements: int) -> tuple[int, ...]:
+    @classmethod
+    def widths(cls, num_elements: int) -> tuple[int, ...]:
         """Return the length of a row of each tensor, for rows of so many elements."""
-        return (num_elements,) * 3
+        return num_elements, num_elements, num_elements * cls.HAS_SECOND
 
     def rows(self, part: slice | Tensor) -> FloatState:
         """Return the views of a slice of the rows, or copies of the rows of some indices."""
-        return FloatState(self.master[part], self.exp_avg[part], self.exp_avg_sq[part])
+        return type(self)(self.master[part], self.exp_avg[part], self.exp_avg_sq[part])
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return all tensors, in the order of the fields."""
@@ -67,3 +69,10 @@ class FloatState:
         """Take over moments, float32 (R, O)."""
         self.exp_avg.copy_(exp_avg)
         self.exp_avg_sq.copy_(exp_avg_sq)
+
+
+class FactoredFloatState(FloatState):
+    """Float32 host state without second moments."""
+
+    __slots__ = ()
+    HAS_SECOND: ClassVar = False

@@ -51,6 +51,7 @@ class CJob(ctypes.Structure):
         *(("exponents1", _POINTER), ("exponents2", _POINTER)),
         *(("first", _LONG), ("stride", _LONG), ("seed", ctypes.c_uint64)),
         *(("repeatable", _INT), ("former_lead", _FLOAT), ("former", CStep), ("marks", _POINTER)),
+        ("factored", _INT),
     )
 
 
@@ -168,6 +169,9 @@ class CatchUpJob:
     sqrt(1 - beta2^t)) + eps)`, `w = decay * w - delta`, t being the row's count with this step.
     Inactive rows take no step. Afterwards every row's `out = cast(w - lead * delta)`.
 
+    Factored state has no second moments. Its gradients come divided by their roots, so that
+    `delta = lr / (1 - beta1^t) * m`.
+
     All tensors are contiguous and on the CPU. None may overlap another, but `out` may be the
     first step's gradient.
     """
@@ -177,7 +181,7 @@ class CatchUpJob:
     exp_avg: Tensor
     """First moments, float32 (R, O)."""
     exp_avg_sq: Tensor
-    """Second moments, float32 (R, O)."""
+    """Second moments, float32 (R, O); (R, 0) in factored state."""
     step: Tensor
     """Number of steps that each row has taken, int64 (R,)."""
     active: Tensor
@@ -186,6 +190,11 @@ class CatchUpJob:
     """Steps to take; all gradients are of one dtype."""
     upload: Upload | None = None
     """Upload at the end of the pass; None for a pass without one."""
+
+    @property
+    def is_factored(self) -> bool:
+        """Whether there are no second moments."""
+        return self.exp_avg_sq.shape != self.master.shape
 
     def on(self, state: FloatState) -> CatchUpJob:
         """Return the job on the state of its rows, which has come to memory."""
@@ -216,6 +225,7 @@ class CatchUpJob:
             active=self.active.data_ptr(),
             steps=_encode_steps(self.steps),
             num_steps=len(self.steps),
+            factored=self.is_factored,
         )
         _encode_gradients_and_upload(job, self.steps, self.upload)
         return job
@@ -283,6 +293,7 @@ class CompactJob:
             first=self.first,
             stride=self.stride,
             seed=self.seed,
+            factored=not state.HAS_SECOND,
         )
         _encode_gradients_and_upload(job, self.steps, self.upload)
         return job

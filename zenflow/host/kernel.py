@@ -78,7 +78,7 @@ def _check_job(job: HostJob) -> None:
         shape = job.master.shape
         _check_matrix("master", job.master)
         _check("exp_avg", job.exp_avg, shape, _FLOAT32)
-        _check("exp_avg_sq", job.exp_avg_sq, shape, _FLOAT32)
+        _check("exp_avg_sq", job.exp_avg_sq, (shape[0], 0) if job.is_factored else shape, _FLOAT32)
     _check("step", job.step, shape[:1], (torch.int64,))
     _check("active", job.active, shape[:1], (torch.uint8,))
     _check_gradients(job.steps, job.upload, shape)
@@ -104,13 +104,15 @@ def _check_gradients(
 
 
 def _check_compact(state: CompactState) -> None:
-    shape = state.high.shape
+    shape: tuple[int, ...] = state.high.shape
     _check_matrix("high", state.high, (torch.bfloat16,))
     _check("low", state.low, shape, (torch.int8,))
     _check("exp_avg", state.exp_avg, shape, (torch.uint8,))
-    _check("exp_avg_sq", state.exp_avg_sq, shape, (torch.uint8,))
     groups = (shape[0], num_groups(shape[1]))
     _check("exp_avg_exponent", state.exp_avg_exponent, groups, (torch.uint8,))
+    has_second = int(state.HAS_SECOND)
+    shape, groups = ((shape[0], has_second * width) for width in (shape[1], groups[1]))
+    _check("exp_avg_sq", state.exp_avg_sq, shape, (torch.uint8,))
     _check("exp_avg_sq_exponent", state.exp_avg_sq_exponent, groups, (torch.uint8,))
 
 

@@ -78,7 +78,8 @@ def _take(step: AdamStep, state: list[Tensor], rows: Tensor) -> Tensor:
         m.add_((grad - m) * rate)
     else:
         m.copy_(grad + (grad - m) * (rate - 1.0))
-    v.mul_(step.beta2).add_((grad * (1.0 - step.beta2)).mul_(grad))
+    if v.shape == w.shape:  # else the gradient has been divided by its root
+        v.mul_(step.beta2).add_((grad * (1.0 - step.beta2)).mul_(grad))
     count += 1
     delta = _displacement(step, m, v, count)
     w.mul_(step.decay).sub_(delta)
@@ -88,6 +89,8 @@ def _take(step: AdamStep, state: list[Tensor], rows: Tensor) -> Tensor:
 def _displacement(step: AdamStep, m: Tensor, v: Tensor, count: Tensor) -> Tensor:
     """Return the displacement that the moments make after so many steps."""
     step_size, denom_scale = _row_scales(step, count)
+    if v.shape != m.shape:
+        return m * step_size.unsqueeze(1)
     root = v.double().sqrt().float()  # correctly rounded, which torch's float32 root is not always
     denom = root.mul_(denom_scale.reciprocal().unsqueeze(1)).add_(step.eps)
     return (m * step_size.unsqueeze(1)).div_(denom)

@@ -64,7 +64,8 @@ def update_rows(
     Args:
         master: Weights, (R, O), float32.
         exp_avg: First moments, (R, O), float32.
-        exp_avg_sq: Second moments, (R, O), float32.
+        exp_avg_sq: Second moments, (R, O), float32; (R, 0) where gradients have been divided by
+            their roots.
         step: Steps taken before, (R,), int64; counted up here.
         grad: Gradients, (R, O), float32; overwritten.
         hyper: Settings of this step.
@@ -73,6 +74,9 @@ def update_rows(
     step_size, denom_scale = row_scales(step, hyper)
     master.mul_(1.0 - hyper.lr * hyper.weight_decay)
     exp_avg.lerp_(grad, 1.0 - hyper.beta1)
+    if exp_avg_sq.shape != master.shape:
+        master.sub_(exp_avg * step_size[:, None])
+        return
     exp_avg_sq.mul_(hyper.beta2).addcmul_(grad, grad, value=1.0 - hyper.beta2)
     torch.sqrt(exp_avg_sq, out=grad)
     denom = grad.div_(denom_scale[:, None]).add_(hyper.eps)

@@ -132,6 +132,7 @@ def update_device(
     hypers: Sequence[Hyper],
     measured: Measured,
     kernels: DeviceKernels,
+    applied: float = 1.0,
 ) -> None:
     """Apply AdamW to resident parameters and important columns.
 
@@ -142,6 +143,7 @@ def update_device(
         hypers: Settings of each parameter group.
         measured: Measurements of the step, of which the factor is used.
         kernels: Kernels of the device.
+        applied: Part of the factor that split parameters' gradients have already.
     """
     if measured.is_scaling and resident_grads:
         torch._foreach_mul_(resident_grads, measured.factor)
@@ -154,6 +156,9 @@ def update_device(
                 [resident_grads[index] for index in chosen],
                 hyper,
             )
+    factor = measured.factor if measured.is_scaling else None
+    if factor is not None and applied != 1.0:
+        factor = factor / applied
     kernels.update(
         [
             ColumnStep(
@@ -167,7 +172,7 @@ def update_device(
             for bank, members in zip(layout.banks, layout.members, strict=True)
             for run in _runs(members, gradients)
         ],
-        measured.factor if measured.is_scaling else None,
+        factor,
     )
 
 

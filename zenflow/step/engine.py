@@ -140,6 +140,7 @@ class Engine:
             self.fresh = FreshSteps(
                 *(layout, self.calendar, device),
                 packs=self._packs,
+                divides=config.is_factored,
                 rounds_gradients=config.rounds_gradients,
                 still=frozenset() if self.changed is None else self.changed.still,
             )
@@ -379,7 +380,8 @@ class Engine:
         landed = self.gate.take_landings(number)
         selecting = self.schedule.begin(step)
         kernels = self.device.kernels
-        update_device(self.layout, gradients, resident_grads, hypers, measured, kernels)
+        applied = inverse_scale if self.config.is_factored else 1.0
+        update_device(self.layout, gradients, resident_grads, hypers, measured, kernels, applied)
         if self.fresh is not None:
             self.fresh.finish(step, measured.factor)
         self.recorder.add("device", "step", started, self.device.timing_mark(), number)

@@ -153,7 +153,7 @@ def _too_much(named: Sequence[NamedParam], config: ZenFlowConfig, options: Engin
     free, limit = free_bytes()
     state = (
         f"the state of {count:,} parameters takes at least "
-        f"{state_bytes(config.host_state, 1, count):,} bytes"
+        f"{state_bytes(config.host_state, 1, count, config.second_moment):,} bytes"
     )
     remedy = ""
     if options.state_dir is not None:

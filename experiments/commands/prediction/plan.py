@@ -56,6 +56,7 @@ _NOT_ASKED = (
 )  # fmt: skip
 @setting_flag(settings_of(ZenFlowConfig)["gradient_link"], section="Strategy", default="model")
 @setting_flag(settings_of(ZenFlowConfig)["uploads"], section="Strategy", default="all")
+@setting_flag(settings_of(ZenFlowConfig)["second_moment"], section="Strategy", default="element")
 @setting_flag(
     settings_of(TrainSettings)["chunked_loss"], section="Compute",
     default="where a step fits or is faster with that",
@@ -118,6 +119,7 @@ def plan_command(context: click.Context, /, **flags: Any) -> Answer:
             host_state=flags["host_state"],
             gradient_link=flags["gradient_link"] or "model",
             uploads=flags["uploads"] or "all",
+            second_moment=flags["second_moment"] or "element",
             chunked_loss=flags["chunked_loss"],
             streams=flags["stream"],
             state_on_drive=flags["state_on_drive"],

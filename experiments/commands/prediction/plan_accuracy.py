@@ -40,8 +40,9 @@ def accuracy(plan: Plan, chosen: Option, wishes: Wishes) -> Iterator[str]:
         return
     found = evidence_of(chosen, wishes)
     said = "No record has its loss: compare short runs." if found is None else str(found)
-    if chosen.strategy.config is not None and rounds(chosen.strategy.config):
-        said += " That record's state is float32 throughout."
+    config = chosen.strategy.config
+    if config is not None and (rounds(config) or config.is_factored):
+        said += " That record's state is float32 throughout, with both of AdamW's moments."
     text = f"Accuracy: {chosen.rule}. {said}"
     if plan.exact is not None:
         slower = chosen.tokens_per_second / plan.exact.tokens_per_second

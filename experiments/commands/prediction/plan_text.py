@@ -26,6 +26,7 @@ from sim.memory.chance import LIKELY
 from sim.memory_parts import gib
 from sim.planning.rules import rounds
 from sim.timing.changed_uploads import CHANGED_AT, changed_share
+from zenflow.host_state import state_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -252,15 +253,30 @@ def _changed(chosen: Option) -> Iterator[str]:
     )
 
 
+_LONG = 4096
+"""Elements of a column by which bytes of a parameter are told."""
+
+
 def _rounded(plan: Plan, chosen: Option) -> Iterator[str]:
     """Yield the meaning of formats of few bytes, and the change that float32 needs."""
     config = chosen.strategy.config
-    if config is None or not rounds(config):
+    if config is None:
+        return
+    if config.is_factored:
+        yield (
+            "With second_moment=factored the rule is another optimizer than AdamW, whoever owns "
+            "a column. Small models ended as low with it in most runs. No GPU has run it."
+        )
+    if not rounds(config):
         return
     if plan.without_compact is not None:
+        plain, compact = (
+            state_bytes(state, 1, _LONG, config.second_moment) / _LONG
+            for state in ("float32", "compact")
+        )
         yield (
-            "Nothing fits with float32 weights and moments on the host, 12 bytes a parameter. So "
-            "host_state=compact was tried, 5.03 bytes."
+            f"Nothing fits with float32 weights and moments on the host, {plain:.3g} bytes a "
+            f"parameter. So host_state=compact was tried, {compact:.3g} bytes."
         )
     if config.is_compact:
         yield (

@@ -110,7 +110,7 @@ def test_every_axis_moves_the_machine_or_the_work():
         "strategy": "zero_offload", "k": "0.3", "topk_ratio": "0.3",
         "S": "8", "update_interval": "8", "queue_depth": "2", "overlap_step": "no",
         "update_rule": "published", "host_state": "compact", "select_interval": "7",
-        "gradient_link": "e4m3", "uploads": "changed",
+        "gradient_link": "e4m3", "uploads": "changed", "second_moment": "factored",
         "min_split_elements": "5000", "block_elements": "4096",
         "duplex": "0.5", "attention": "eager", "offload_activations": "yes",
         "lora_targets": "attention", "loss": "classes", "float32_master": "no",

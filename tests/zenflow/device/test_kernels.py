@@ -124,6 +124,16 @@ def test_strips_of_many_tiles_add_up_too(kernels, monkeypatch):
 
 
 @EVERY
+def test_gradients_are_divided_by_the_roots_of_their_second_moments(kernels, shape, dtype):
+    m = Matrix(shape, dtype)
+    found = kernels.divide(m.grad, FreshMove(m.move.column_factors, m.move.row_factors, 0.3))
+    assert (found.dtype, found.shape) == (dtype, m.grad.shape)
+    expected = 0.3 * m.grad.double() * m.move.column_factors.double() * m.move.row_factors.double()
+    error = (found.double() - expected).abs()
+    assert (error <= (UNIT[dtype] + 4 * UNIT[torch.float32]) * expected.abs()).all()
+
+
+@EVERY
 @pytest.mark.parametrize("way", ["packs", "moves", "both"])
 def test_columns_are_packed_and_their_weights_moved(kernels, shape, dtype, way):
     m = Matrix(shape, dtype)
@@ -476,6 +486,25 @@ def test_gradients_of_eight_bits_follow_their_reference(mode):
         gradient_link="e4m3", **TINY,
     )  # fmt: skip
     check(reference.Scenario(config, [(6, 16), (70, 9)], num_steps=8), mode, device=DEVICE.type)
+
+
+@on_triton()
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("few", [{}, {"gradient_link": "e4m3", "host_state": "compact"}], ids=str)
+def test_factored_second_moments_follow_their_reference(mode, few):
+    from tests.factored_reference import FactoredCompactReference
+    from tests.zenflow.step.test_compact_rule import check
+
+    config = ZenFlowConfig(
+        topk_ratio=0.25, update_interval=2, select_interval=2, block_elements=700,
+        second_moment="factored", **few, **TINY,
+    )  # fmt: skip
+    log = decisions(config, [(4, {"topk_ratio": 0.6})])
+    scenario = reference.Scenario(config, [(6, 16), (70, 9)], num_steps=8, log=log)
+    if few:
+        check(scenario, mode, is_random=False, kind=FactoredCompactReference)
+    else:
+        reference.check_scenario(scenario, mode, device=DEVICE.type)
 
 
 @on_triton()

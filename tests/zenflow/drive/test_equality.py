@@ -32,6 +32,7 @@ def drawn(seed):
         "overlap_step": overlaps,
         "host_state": draw.choice(["float32", "compact"]),
         "gradient_link": link,
+        "second_moment": draw.choice(["element", "element", "factored"]),
         "block_elements": draw.choice([None, 30, 100]),
     }
     accumulation = draw.choice([1, 2])

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from tests.zenflow.host.test_kernel import DTYPES, plain_library, select
 from zenflow.host import e4m3, kernel, library, torch_kernel
-from zenflow.host.compact import CompactState, Rounding, keys_of
+from zenflow.host.compact import CompactState, FactoredCompactState, Rounding, keys_of
 from zenflow.host.jobs import AdamStep, Changes, CompactJob, Upload
 from zenflow.host_state import GROUP, MOST_WAITING, gradient_width, mark_bytes
 
 SEED = 0xFEDCBA9876543210
+KINDS = (CompactState, FactoredCompactState)
 
 
 @pytest.fixture(autouse=True)
@@ -30,9 +31,9 @@ def drawn(num_rows, num_elements, step, seed=SEED):
     return Rounding.drawn(keys, torch.arange(num_rows) * num_elements, num_elements)
 
 
-def encoded(weight, exp_avg, exp_avg_sq, rounding):
-    state = CompactState.zeros(*weight.shape)
-    state.encode(weight, exp_avg, exp_avg_sq, rounding)
+def encoded(weight, exp_avg, exp_avg_sq, rounding, kind=CompactState):
+    state = kind.zeros(*weight.shape)
+    state.encode(weight, exp_avg, exp_avg_sq[:, : state.exp_avg_sq.shape[1]], rounding)
     return state
 
 
@@ -48,7 +49,10 @@ def numbers(num_rows, num_elements, seed=0, falls_by=1e-6):
     return 0.05 * normal(), exp_avg, exp_avg.square() * (0.5 + normal().abs())
 
 
-def job_of(num_rows, num_elements, num_steps, dtype=torch.bfloat16, *, lead=1.3, repeats=True):
+def job_of(
+    num_rows, num_elements, num_steps, dtype=torch.bfloat16, *, lead=1.3, repeats=True,
+    kind=CompactState,
+):  # fmt: skip
     """Return a pass in the middle of a training, every row at its own step, some idle."""
     generator = torch.Generator().manual_seed(num_elements)
     shape = num_rows, num_elements
@@ -63,7 +67,7 @@ def job_of(num_rows, num_elements, num_steps, dtype=torch.bfloat16, *, lead=1.3,
     other = AdamStep(lr=3e-3, beta1=0.8, beta2=0.95, eps=1e-7, decay=1.0)
     is_last = repeats and num_steps > 0
     return CompactJob(
-        encoded(*numbers(*shape), Rounding.nearest()), torch.arange(num_rows) // 2 + 1,
+        encoded(*numbers(*shape), Rounding.nearest(), kind), torch.arange(num_rows) // 2 + 1,
         torch.tensor([row % 3 != 1 for row in range(num_rows)], dtype=torch.uint8), steps,
         Upload(torch.full(shape, math.nan, dtype=dtype), lead,
                steps[-1] if is_last else other, is_last),
@@ -175,7 +179,8 @@ def test_random_bits_are_the_elements_own_and_differ_by_step_and_seed():
 @pytest.mark.parametrize("lead", [0.0, 1.3])
 @pytest.mark.parametrize("repeats", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_c_and_torch_give_equal_bits(monkeypatch, dtype, repeats, lead):
+@pytest.mark.parametrize("kind", KINDS)
+def test_c_and_torch_give_equal_bits(monkeypatch, kind, dtype, repeats, lead):
     select(monkeypatch, "c")
     shapes = (
         (5, 150, 3),
@@ -187,7 +192,7 @@ def test_c_and_torch_give_equal_bits(monkeypatch, dtype, repeats, lead):
     )
     for num_rows, num_elements, num_steps in shapes:
         ours, theirs = (
-            job_of(num_rows, num_elements, num_steps, dtype, lead=lead, repeats=repeats)
+            job_of(num_rows, num_elements, num_steps, dtype, lead=lead, repeats=repeats, kind=kind)
             for _ in range(2)
         )
         kernel.run(ours)
@@ -210,13 +215,15 @@ def rare(job, kind):
             step.grad.mul_(10 ** (-9 * place))
         elif kind == "huge":
             step.grad.mul_(10 ** (21 * place))
+        elif kind == "at the end of the range":
+            step.grad.mul_(10 ** (40 * place))
         elif kind == "not finite":
             for number, share in ((math.inf, 0.01), (-math.inf, 0.02), (math.nan, 0.03)):
                 step.grad[(place > share) & (place < share + 0.005)] = number
             step.grad.view(torch.int16)[:, 7::97] = -1  # NaN of the largest payload
     if kind == "zeros":
         for tensor in (job.state.exp_avg, job.state.exp_avg_sq):
-            tensor.mul_((place > 0.3).to(torch.uint8))
+            tensor.mul_((place[:, : tensor.shape[1]] > 0.3).to(torch.uint8))
 
 
 def short_gradients(job):
@@ -244,16 +251,16 @@ def raw(job):
 
 
 def test_rare_numbers_give_equal_bits_by_all_instructions(monkeypatch, tmp_path):
-    """Zeros, infinities, NaN, and codes that no training writes."""
+    """Zeros, infinities, NaN, and codes that no training writes, in either kind of state."""
     select(monkeypatch, "c")
     plain, own = plain_library(tmp_path), library.c_library()
-    kinds = ("any code", "zeros", "wide", "huge", "not finite")
-    for kind, change, num_steps in itertools.product(
-        kinds, (lambda job: job, short_gradients, marked), (0, 1, 3)
+    kinds = ("any code", "zeros", "wide", "huge", "at the end of the range", "not finite")
+    for kind, change, num_steps, of_state in itertools.product(
+        kinds, (lambda job: job, short_gradients, marked), (0, 1, 3), KINDS
     ):
         found = []
         for used in (plain, own):
-            job = job_of(4, 3 * GROUP + 5, num_steps)
+            job = job_of(4, 3 * GROUP + 5, num_steps, kind=of_state)
             rare(job, kind)
             job = change(job)
             monkeypatch.setattr(library, "_load", lambda used=used: used)
@@ -264,9 +271,13 @@ def test_rare_numbers_give_equal_bits_by_all_instructions(monkeypatch, tmp_path)
 
 
 @settings(max_examples=20, deadline=None)
-@given(cuts=st.lists(st.integers(1, 12), max_size=4), num_elements=st.integers(1, 200))
-def test_rows_may_be_cut_anywhere(cuts, num_elements):
-    whole, cut = (job_of(13, num_elements, 3) for _ in range(2))
+@given(
+    cuts=st.lists(st.integers(1, 12), max_size=4),
+    num_elements=st.integers(1, 200),
+    kind=st.sampled_from(KINDS),
+)
+def test_rows_may_be_cut_anywhere(cuts, num_elements, kind):
+    whole, cut = (job_of(13, num_elements, 3, kind=kind) for _ in range(2))
     kernel.run(whole)
     for low, high in itertools.pairwise(sorted({0, 13, *cuts})):
         kernel.run(cut.rows(low, high))

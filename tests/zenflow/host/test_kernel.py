@@ -47,7 +47,7 @@ def backend(request, monkeypatch):
 
 def problem(
     rows, cols, *, num_steps=3, grad_dtype=torch.bfloat16, out_dtype=torch.bfloat16, seed=0,
-    lead=1.0, repeats_last=True, beta1=0.9,
+    lead=1.0, repeats_last=True, beta1=0.9, is_factored=False,
 ):  # fmt: skip
     """Return a catch-up pass in the middle of a training, every row at its own step, some idle."""
     generator = torch.Generator().manual_seed(seed)
@@ -64,8 +64,9 @@ def problem(
     ]  # fmt: skip
     other = AdamStep(lr=3e-3, beta1=0.8, beta2=0.95, eps=1e-7, decay=1.0)
     is_last = repeats_last and num_steps > 0
+    kept = 0 if is_factored else cols
     return CatchUpJob(
-        normal(0.1), normal(1e-2), normal(1e-2).square(), torch.arange(rows) // 2 + 1,
+        normal(0.1), normal(1e-2), normal(1e-2).square()[:, :kept], torch.arange(rows) // 2 + 1,
         torch.tensor([row % 3 != 1 for row in range(rows)], dtype=torch.uint8), steps,
         Upload(torch.full((rows, cols), math.nan, dtype=out_dtype), lead,
                steps[-1] if is_last else other, is_last),
@@ -138,10 +139,30 @@ def test_equals_torch_adamw_over_steps(backend, beta1):
     assert count.tolist() == [30] * 3
 
 
+def test_factored_steps_average_quotients(backend):
+    """By the formulas, in float64: the displacement is lr times the mean of the gradients."""
+    master, exp_avg = torch.ones(2, 30), torch.zeros(2, 30)
+    grads = torch.randn(4, 2, 30, generator=torch.Generator().manual_seed(2))
+    steps = [AdamStep(1e-2, 0.9, 0.99, 1e-3, 1 - 1e-3, 2.0, grad) for grad in grads]
+    out, count = torch.zeros(2, 30), torch.zeros(2, dtype=torch.int64)
+    upload = Upload(out, 0.5, steps[-1], repeats_last=True)
+    active = torch.ones(2, dtype=torch.uint8)
+    kernel.run(CatchUpJob(master, exp_avg, torch.empty(2, 0), count, active, steps, upload))
+    w, m = torch.ones(2, 30).double(), 0.0
+    for t, grad in enumerate(grads.double(), 1):
+        m = 0.9 * m + 0.1 * 2.0 * grad
+        moved = 1e-2 * m / (1 - 0.9**t)
+        w = w * (1 - 1e-3) - moved
+    torch.testing.assert_close(master.double(), w, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(exp_avg.double(), m, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(out.double(), w - 0.5 * moved, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("num_steps", [0, 1, 3, 70])
 @pytest.mark.parametrize("grad_dtype", DTYPES)
 @pytest.mark.parametrize("out_dtype", DTYPES)
-def test_c_and_torch_agree_bit_for_bit(monkeypatch, num_steps, grad_dtype, out_dtype):
+@pytest.mark.parametrize("is_factored", [False, True])
+def test_c_and_torch_agree_bit_for_bit(monkeypatch, num_steps, grad_dtype, out_dtype, is_factored):
     results = {}
     for name in ("c", "torch"):
         select(monkeypatch, name)
@@ -149,7 +170,8 @@ def test_c_and_torch_agree_bit_for_bit(monkeypatch, num_steps, grad_dtype, out_d
         for lead, repeats_last, beta1 in ((0.0, True, 0.9), (1.3, True, 0.9), (2.0, False, 0.25)):
             results[name] += run(
                 problem(5, 331, num_steps=num_steps, grad_dtype=grad_dtype, out_dtype=out_dtype,
-                        lead=lead, repeats_last=repeats_last, beta1=beta1)
+                        lead=lead, repeats_last=repeats_last, beta1=beta1,
+                        is_factored=is_factored)
             )  # fmt: skip
     assert_same_bits(results["c"], results["torch"])
 
@@ -168,8 +190,9 @@ def test_non_finite_gradients_end_the_same_in_c_and_torch(monkeypatch):
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 65, 130])
 @pytest.mark.parametrize("repeats_last", [True, False])
-def test_any_cut_of_the_steps_gives_the_same_bits(backend, num_steps, repeats_last):
-    job = problem(5, 150, num_steps=num_steps, repeats_last=repeats_last)
+@pytest.mark.parametrize("is_factored", [False, True])
+def test_any_cut_of_the_steps_gives_the_same_bits(backend, num_steps, repeats_last, is_factored):
+    job = problem(5, 150, num_steps=num_steps, repeats_last=repeats_last, is_factored=is_factored)
     expected = run(job)
     for cut in {0, 1, num_steps // 2, num_steps}:
         parts = clone(job)

@@ -14,19 +14,28 @@ CONFIG = ZenFlowConfig(
     topk_ratio=0.25, update_interval=4, select_interval=3, block_elements=1500,
     host_state="compact", importance_decay=0.5, **TINY,
 )  # fmt: skip
-CONFIGS = {"keep": CONFIG, "release": replace(CONFIG, gradient_link="e4m3")}
+SHORT = replace(CONFIG, gradient_link="e4m3")
+CONFIGS = {
+    "keep": CONFIG, "release": SHORT,
+    "factored": replace(SHORT, second_moment="factored"),
+}  # fmt: skip
 SAVED_AT, LAST = 6, 13
 OPTIONS = {
     "keep": {"offload_gradients": "keep"},
     "release": {"offload_gradients": "release", "max_grad_norm": 1e9},
+    "factored": {"offload_gradients": "release", "max_grad_norm": 1e9},
 }
 
 
 class Given(nn.Module):
-    """Matrices with gradients that averages keep exact, of sizes that differ within a group."""
+    """Matrices with gradients that averages keep exact, of sizes that differ within a group.
 
-    def __init__(self, seed=0):
+    Without `differs` columns' norms are exact sums too, whoever adds their rows up.
+    """
+
+    def __init__(self, seed=0, *, differs=True):
         super().__init__()
+        self.least = -12 if differs else 0
         torch.manual_seed(seed)
         self.first = nn.Parameter(torch.randn(256, 20))
         self.second = nn.Parameter(torch.randn(512, 9))
@@ -37,7 +46,7 @@ class Given(nn.Module):
         for weight in self.parameters():
             grad = torch.randint(-40, 41, weight.shape, generator=generator)
             scale = 2.0 ** torch.randint(-3, 4, weight.shape[1:], generator=generator)
-            of_rows = 2.0 ** torch.randint(-12, 1, (len(weight), 1), generator=generator)
+            of_rows = 2.0 ** torch.randint(self.least, 1, (len(weight), 1), generator=generator)
             total = total + (weight * grad * scale * of_rows).sum()
         return total
 
@@ -51,13 +60,13 @@ def trained(wrap, folder, mode, *, loads=False):
         mode: Key of `OPTIONS`.
         loads: Whether to go on from a checkpoint that is there.
     """
-    model = wrap(Given(7 if loads else 0))
+    model = wrap(Given(7 if loads else 0, differs=mode != "factored"))
     options = dict(OPTIONS[mode])
     if isinstance(model, DistributedDataParallel):
         options["process_group"] = model.process_group
     options |= {"lr": 1e-2, "config": CONFIGS[mode]}
     with closing(ZenFlowAdamW(model.parameters(), **options)) as optimizer:
-        if "process_group" in options and mode == "release":
+        if "process_group" in options and mode != "keep":
             optimizer.release_from(model)
         if loads:
             load(model, optimizer, folder)

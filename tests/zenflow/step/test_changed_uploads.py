@@ -115,6 +115,7 @@ def runs(draw):
         full_warm_up_rounds=draw(st.sampled_from([0, 0, 3])),
         host_state=draw(st.sampled_from(["float32", "compact"])),
         forward_delay=draw(st.booleans()),
+        second_moment=draw(st.sampled_from(["element", "element", "factored"])),
         hysteresis=0.0,
         min_split_elements=1,
         block_elements=draw(st.none() | st.just(1500)),

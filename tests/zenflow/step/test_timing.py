@@ -34,6 +34,7 @@ RULES = {
     "S 5, q 2": {"update_interval": 5, "queue_depth": 2},
     "compact": {"update_interval": 3, "select_interval": 2, "host_state": "compact"},
     "eight bits": {"update_interval": 3, "select_interval": 2, "gradient_link": "e4m3"},
+    "factored": {"update_interval": 3, "select_interval": 2, "second_moment": "factored"},
     "published": {"update_interval": 3, "update_rule": "published"},
     "published, S 1": {"update_interval": 1, "update_rule": "published"},
     "no overlap": {"update_interval": 2, "overlap_step": False},

@@ -26,6 +26,7 @@ CASES = {
     "a queue": Case(config={"queue_depth": 2, "update_interval": 4}),
     "compact state": Case(config={"host_state": "compact"}),
     "8-bit gradients": Case(config={"gradient_link": "e4m3"}, dtype=torch.bfloat16),
+    "factored second moments": Case(config={"second_moment": "factored"}, dtype=torch.bfloat16),
     "evaluations": Case(evaluations=(0, 3, 4, 7), recomputes="non-reentrant"),
     "a state in mid-window": Case(resumes_at=5),
     "dropped batches": Case(accumulation=2, drops={3: 1, 4: 2, 6: 1}),

@@ -39,6 +39,7 @@ def check_resume(settings, steps):
 RULES = (
     *("exact", "no overlap", "warm-up", "selection at every boundary", "S = 1", "only deferred"),
     "eight bits",
+    "factored",
 )
 
 

@@ -133,7 +133,7 @@ class ColumnState:
     exp_avg: Tensor
     """First moments, (K, O), float32."""
     exp_avg_sq: Tensor
-    """Second moments, (K, O), float32."""
+    """Second moments, (K, O), float32; (K, 0) where gradients come divided by their roots."""
     step: Tensor
     """Number of Adam steps that each row has taken, (K,), int64."""
 
@@ -212,6 +212,20 @@ class DeviceKernels(ABC):
             vectors: Terms and output.
             matrices: (factors by column (I,), factors by row (O,)) each, views of the output.
                 Factors of other matrices are undefined.
+        """
+
+    @abstractmethod
+    def divide(self, grad_OI: Tensor, roots: FreshMove) -> Tensor:
+        """Return rate g_ij column_j row_i: gradients divided by the roots of second moments.
+
+        Computed in float32 and rounded once.
+
+        Args:
+            grad_OI: The gradient.
+            roots: Factors of the whole matrix, whose `stays` is None.
+
+        Returns:
+            New memory, (O, I), of the gradient's dtype.
         """
 
     @abstractmethod

@@ -22,6 +22,8 @@ class Kind(NamedTuple):
     """Type of gradients and weights."""
     is_wide: bool
     """Whether every column of gradient and state begins at a multiple of 16 bytes."""
+    has_second: bool
+    """Whether the columns have second moments."""
 
     @classmethod
     def of(cls, step: ColumnStep) -> Kind:
@@ -29,7 +31,8 @@ class Kind(NamedTuple):
         gradients = [member.gradient for member in step.members]
         is_wide = step.state.master.shape[1] % ALIGNMENT == 0
         is_wide = is_wide and not any(gradient.data_ptr() % ALIGNMENT for gradient in gradients)
-        return cls(step.hyper, gradients[0].dtype, is_wide)
+        has_second = step.state.exp_avg_sq.shape == step.state.master.shape
+        return cls(step.hyper, gradients[0].dtype, is_wide, has_second)
 
 
 class ColumnRun:

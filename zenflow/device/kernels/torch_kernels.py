@@ -63,6 +63,16 @@ class TorchKernels(DeviceKernels):
             torch._foreach_sqrt_(roots)
             torch._foreach_mul_(of_rows, roots)
 
+    def divide(self, grad_OI: Tensor, roots: FreshMove) -> Tensor:
+        """Take a float32 temporary of at most `FRESH_ELEMENTS`."""
+        divided_OI = torch.empty_like(grad_OI)
+        height = max(1, FRESH_ELEMENTS // max(1, grad_OI.shape[1]))
+        whole = (divided_OI, grad_OI, roots.row_factors)
+        parts = zip(*(tensor.split(height) for tensor in whole), strict=True)
+        for divided, grad, factors in parts:
+            divided.copy_((grad * roots.column_factors).mul_(factors).mul_(roots.rate))
+        return divided_OI
+
     def move(self, weight_OI: Tensor, grad_OI: Tensor, move: FreshMove) -> None:
         """Move all columns, with a float32 temporary of at most `FRESH_ELEMENTS`."""
         factors_I = move.column_factors if move.stays is None else move.column_factors * move.stays

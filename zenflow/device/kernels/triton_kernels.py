@@ -112,6 +112,19 @@ class TritonKernels(DeviceKernels):
         ]
         return self._tables.table(places, counts)
 
+    def divide(self, grad_OI: Tensor, roots: FreshMove) -> Tensor:
+        """Read the gradient once, and write as much."""
+        divided_OI = torch.empty_like(grad_OI)
+        if grad_OI.numel():
+            num_rows, num_columns = grad_OI.shape
+            with self._here():
+                triton_source.divide[_grid(num_columns, num_rows, TURNED)](
+                    grad_OI, divided_OI, roots.column_factors, roots.row_factors, roots.rate,
+                    num_rows, num_columns, *grad_OI.stride(), *divided_OI.stride(),
+                    **TURNED, **EXACT,
+                )  # fmt: skip
+        return divided_OI
+
     def move(self, weight_OI: Tensor, grad_OI: Tensor, move: FreshMove) -> None:
         """Read gradient and weight once, and write the weight."""
         if weight_OI.numel():
@@ -213,8 +226,9 @@ class TritonKernels(DeviceKernels):
                     self._tables.addresses(tuple(run.addresses)), table.rows, table.owners,
                     *scales[hyper], factor,
                     kept, rest1, hyper.beta2, 1.0 - hyper.beta2, hyper.eps,
-                    HAS_FACTOR=factor is not None, DTYPE=triton_type(kind.dtype),
-                    IS_WIDE=kind.is_wide, **table.settings, **STEPPED, **EXACT,
+                    HAS_FACTOR=factor is not None, HAS_SECOND=kind.has_second,
+                    DTYPE=triton_type(kind.dtype), IS_WIDE=kind.is_wide, **table.settings,
+                    **STEPPED, **EXACT,
                 )  # fmt: skip
 
     def _by_tile(self, run: ColumnRun) -> Table:

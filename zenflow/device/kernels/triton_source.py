@@ -303,6 +303,25 @@ def land(
     tl.store(there, values, mask=inside)
 
 
+@triton.jit
+def divide(
+    grad, divided, column_factors, row_factors, rate, num_rows, num_columns,
+    grad_row, grad_column, divided_row, divided_column, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Write rate g_ij column_j row_i of a whole matrix."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    is_column, is_row = column < num_columns, row < num_rows
+    inside = is_row[:, None] & is_column[None, :]
+    rows, columns = row.to(tl.int64)[:, None], column.to(tl.int64)[None, :]
+    values = tl.load(grad + rows * grad_row + columns * grad_column, mask=inside, other=0.0)
+    of_columns = tl.load(column_factors + column, mask=is_column, other=0.0)
+    of_rows = tl.load(row_factors + row, mask=is_row, other=0.0)
+    values = values.to(tl.float32) * of_columns[None, :] * of_rows[:, None] * rate
+    at = divided + rows * divided_row + columns * divided_column
+    tl.store(at, values.to(divided.dtype.element_ty), mask=inside)
+
+
 ADDRESSES = tl.constexpr(6)
 """Number of a matrix's addresses for `adamw`."""
 
@@ -319,15 +338,16 @@ def at_address(address, DTYPE: tl.constexpr, IS_WIDE: tl.constexpr):
 @triton.jit
 def adamw(
     addresses, matrices, owners, step_size, denom_scale, factor, kept, rest1, beta2, rest2, eps,
-    HAS_FACTOR: tl.constexpr, DTYPE: tl.constexpr, IS_WIDE: tl.constexpr, FIELDS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    HAS_FACTOR: tl.constexpr, HAS_SECOND: tl.constexpr, DTYPE: tl.constexpr,
+    IS_WIDE: tl.constexpr, FIELDS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Step columns that lie as rows (K, O), by torch.optim.AdamW's formulas; write the weights.
 
     Each matrix has `ADDRESSES`: of its gradient, master, first and second moments, columns'
     indices and weight. A weight at address 0 is not written. Its row of the table `matrices` is
     (K, O, place of its first column in `step_size` and `denom_scale`, the weight's strides, first
-    program). A program has one tile.
+    program). A program has one tile. Without `HAS_SECOND` gradients come divided by the roots of
+    their second moments.
     """
     program = tl.program_id(0)
     owner = tl.load(owners + program)
@@ -347,19 +367,21 @@ def adamw(
         new = new * tl.load(factor)
     master = at_address(places + 1, tl.float32, IS_WIDE) + at
     exp_avg = at_address(places + 2, tl.float32, IS_WIDE) + at
-    exp_avg_sq = at_address(places + 3, tl.float32, IS_WIDE) + at
     mean = tl.load(exp_avg, mask=inside, other=0.0)
-    square = tl.load(exp_avg_sq, mask=inside, other=0.0)
     value = tl.load(master, mask=inside, other=0.0)
     of_place = tl.load(own + 2) + place
     size = tl.load(step_size + of_place, mask=is_place, other=0.0)[:, None]
     scale = tl.load(denom_scale + of_place, mask=is_place, other=1.0)[:, None]
     mean = mean + rest1 * (new - mean)
-    square = square * beta2 + rest2 * (new * new)
-    denom = tl.div_rn(tl.sqrt_rn(square), scale) + eps
-    value = value * kept - tl.div_rn(mean * size, denom)
+    delta = mean * size
+    if HAS_SECOND:
+        exp_avg_sq = at_address(places + 3, tl.float32, IS_WIDE) + at
+        square = tl.load(exp_avg_sq, mask=inside, other=0.0)
+        square = square * beta2 + rest2 * (new * new)
+        delta = tl.div_rn(delta, tl.div_rn(tl.sqrt_rn(square), scale) + eps)
+        tl.store(exp_avg_sq, square, mask=inside)
+    value = value * kept - delta
     tl.store(exp_avg, mean, mask=inside)
-    tl.store(exp_avg_sq, square, mask=inside)
     tl.store(master, value, mask=inside)
     if tl.load(places + 5) != 0:
         columns = at_address(places + 4, tl.int64, False)

@@ -64,15 +64,25 @@ def second_moments(
     )
 
 
-def scalars_of(
-    hyper: Hyper, count: int, inverse_scale: float
-) -> tuple[float, float, tuple[float, float]]:
-    """Return the factors of a parameter's step number `count`, its own count of steps.
+class StepScalars(NamedTuple):
+    """Factors of one parameter group's step."""
 
-    Returns:
-        Rate of the fresh step, gain of an energy, and decay and floor of second moments.
-    """
+    rate: float
+    """Rate of the fresh step, for gradients as they are."""
+    root: float
+    """Factor on gradients which are divided by the roots of their second moments."""
+    energy_gain: float
+    """Factor on an energy in the second moments, without clip factor and length."""
+    decay: float
+    """Decay of second moments, beta2."""
+    floor: float
+    """Addend of second moments."""
+
+
+def scalars_of(hyper: Hyper, count: int, inverse_scale: float) -> StepScalars:
+    """Return the factors of a parameter's step number `count`, its own count of steps."""
     root = math.sqrt(1.0 - hyper.beta2**count)
     rate = hyper.lr * root * inverse_scale
     gain = (1.0 - hyper.beta2) * inverse_scale**2
-    return rate, gain, (hyper.beta2, max(hyper.eps * root, LEAST_ROOT) ** 2)
+    floor = max(hyper.eps * root, LEAST_ROOT) ** 2
+    return StepScalars(rate, root * inverse_scale, gain, hyper.beta2, floor)

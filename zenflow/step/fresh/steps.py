@@ -22,6 +22,9 @@ every rank has all of C where rows are spread over ranks. `share` is
 
 While backward is under way the step's own clip factor is not known. The step before's stands for
 it, in C and R too; at the end of the step these take the right one.
+
+With factored second moments v is no estimate, but the rule's own. Then gradients are divided by
+its root first. Fresh steps, the host and the device's columns all take the quotient.
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ from zenflow.rule.momentum import fresh_share
 from zenflow.step.fresh.factors import (
     ColumnTerms,
     RowTerms,
+    StepScalars,
     scalars_of,
     second_moments,
 )
@@ -59,6 +63,7 @@ class FreshSteps:
 
     Attributes:
         clip: Clip factor of the last step, shape (), on the device.
+        divides: Whether gradients are divided by the roots of their second moments.
     """
 
     def __init__(
@@ -68,6 +73,7 @@ class FreshSteps:
         device: AbstractDevice,
         *,
         packs: bool = False,
+        divides: bool = False,
         rounds_gradients: bool = False,
         still: Set[Block] = frozenset(),
     ) -> None:
@@ -78,9 +84,11 @@ class FreshSteps:
             calendar: When windows end and land.
             device: Owner of the weights.
             packs: Whether compute packs all deferred columns, in every step.
+            divides: Whether gradients are divided by the roots of their second moments.
             rounds_gradients: Whether gradients are rounded to eight bits on their way out.
             still: Blocks without fresh steps; a set that changes between steps.
         """
+        self.divides = divides
         self._rounds_gradients = rounds_gradients
         self._still = still
         self._moves_in_pack = packs and device.kernels.moves_while_packing
@@ -111,9 +119,14 @@ class FreshSteps:
         self._of_columns, self._of_rows = ColumnTerms(*self._by_column), RowTerms(*self._by_row)
         stays = self._of_columns.stays.split(widths.tolist())
         self._stays = dict(zip(layout.splits, stays, strict=True))
+        shares = self._of_columns.share
+        self._share_of = dict(zip(layout.splits, shares.split(widths.tolist()), strict=True))
+        # Of gradients that have been divided already, the factors have the roots alone.
+        self._in_factors = torch.ones_like(shares) if divides else shares
+        self._ones = shares.new_ones(int(heights.max()) if divides else 0, 1)
         self._whole = FreshVectors(
             second_moments(layout.columns, self._of_columns),
-            self._of_columns.share,
+            self._in_factors,
             second_moments(layout.rows, self._of_rows),
         )
         self._buckets = self._cut()
@@ -133,7 +146,7 @@ class FreshSteps:
             parts.append(
                 FreshVectors(
                     second_moments(bucket.columns, columns, slice(first, last)),
-                    columns.share[first:last],
+                    self._in_factors[first:last],
                     second_moments(bucket.rows, rows, slice(first_row, last_row)),
                 )
             )
@@ -144,8 +157,10 @@ class FreshSteps:
     def num_bytes(self) -> int:
         """Bytes on the device, vectors over all columns and rows."""
         of_columns = (self._block_of_column, self._heights, self._by_column)
-        of_rows = (self._split_of_row, self._widths_of_rows, self._by_row)
-        return sum(tensor.nbytes for tensor in (*of_columns, *of_rows))
+        of_rows = (self._split_of_row, self._widths_of_rows, self._by_row, self._ones)
+        # Of quotients the factors are apart from the shares.
+        roots = (self._in_factors,) if self.divides else ()
+        return sum(tensor.nbytes for tensor in (*of_columns, *of_rows, *roots))
 
     def begin(self, step: Step, landing: Set[Block]) -> None:
         """Get ready for a step's gradients.
@@ -156,12 +171,13 @@ class FreshSteps:
         """
         self._has_factors = False
         self._rates: dict[SplitParam, float] = {}
+        self._roots: dict[SplitParam, float] = {}
         self._moving: set[SplitParam] = set()
         self._landing = landing
         self._partly_landing = {block.split for block in landing}
         self._moves: dict[SplitParam, FreshMove] = {}
         by_block, by_split = [], []
-        known: dict[tuple[int, int], tuple[float, float, tuple[float, float], float]] = {}
+        known: dict[tuple[int, int], tuple[StepScalars, float]] = {}
         shares: dict[tuple[tuple[int, int], int], float] = {}
         next_due = self._calendar.next_due
         landings = {due: due + self._calendar.lag(due) for due in set(next_due)}
@@ -171,8 +187,11 @@ class FreshSteps:
             taken = split.group, count
             if taken not in known:  # the same for most parameters
                 late = self._calendar.delay(hyper.beta1, interval)
-                known[taken] = *scalars_of(hyper, count, step.inverse_scale), late
-            self._rates[split], gain, decay, late = known[taken]
+                known[taken] = scalars_of(hyper, count, step.inverse_scale), late
+            scalars, late = known[taken]
+            self._rates[split] = hyper.lr if self.divides else scalars.rate
+            self._roots[split] = scalars.root
+            gain, decay = scalars.energy_gain, (scalars.decay, scalars.floor)
             by_split.append((gain / split.num_columns, *decay))
             for block in split.blocks:
                 asked = taken, landings[next_due[block.index]] - step.number
@@ -211,23 +230,32 @@ class FreshSteps:
         self._of_rows.energy_gain.mul_(squared_clip)
         self._device.kernels.begin_factors(self._whole)
 
-    def apply(self, bucket: Bucket, grads: Mapping[SplitParam, Tensor]) -> None:
+    def apply(
+        self, bucket: Bucket, grads: Mapping[SplitParam, Tensor]
+    ) -> Mapping[SplitParam, Tensor]:
         """Move a bucket's weights, but for columns whose update is landing; once in a step.
 
         Args:
             bucket: The bucket; all gradients of it that there are have been measured.
             grads: These gradients, (O, I).
+
+        Returns:
+            The gradients as the owners of the columns take them.
         """
         kernels = self._device.kernels
         moving = [split for split in grads if split in self._moving]
-        if moving and not self._has_factors:
-            kernels.make_factors(self._buckets[bucket.index], _outputs(moving))
+        used = list(grads) if self.divides else moving
+        if used and not self._has_factors:
+            kernels.make_factors(self._buckets[bucket.index], _outputs(used))
+        if self.divides:
+            grads = {s: kernels.divide(grad, self._roots_of(s)) for s, grad in grads.items()}
         for split in moving:
             if self._moves_in_pack and split.part.is_whole:
                 self._moves[split] = self._factors(split)
             else:
                 stays = self._stays[split] if split in self._partly_landing else None
                 kernels.move(split.weight(), grads[split], self._factors(split, stays))
+        return grads
 
     def moves(self, splits: Iterable[SplitParam]) -> bool:
         """Whether a gradient of one of these parameters moves weights in this step."""
@@ -243,8 +271,18 @@ class FreshSteps:
         return None if stays else self._moves.get(block.split)
 
     def _factors(self, split: SplitParam, stays: Tensor | None = None) -> FreshMove:
+        return FreshMove(*self._vectors_of(split), self._rates[split], stays)
+
+    def _vectors_of(self, split: SplitParam) -> tuple[Tensor, Tensor]:
+        """Return the fresh step's factors on columns, (I,), and on rows, (O, 1)."""
+        if self.divides:
+            return self._share_of[split], self._ones[: split.num_rows]
+        return split.columns.fresh_factors, self._row_factors[split]
+
+    def _roots_of(self, split: SplitParam) -> FreshMove:
+        """Return the factors that divide a gradient by the root of its second moments."""
         columns, rows = split.columns.fresh_factors, self._row_factors[split]
-        return FreshMove(columns, rows, self._rates[split], stays)
+        return FreshMove(columns, rows, self._roots[split])
 
     def prepare(self, present: Collection[SplitParam]) -> None:
         """Compute all buckets' factors at once, in place of `apply`; all gradients are measured.
@@ -252,9 +290,9 @@ class FreshSteps:
         Args:
             present: Parameters with a gradient in the step.
         """
-        moving = [split for split in present if split in self._moving]
-        if moving:
-            self._device.kernels.make_factors(self._whole, _outputs(moving))
+        used = [split for split in present if self.divides or split in self._moving]
+        if used:
+            self._device.kernels.make_factors(self._whole, _outputs(used))
         self._has_factors = True
 
     def late(self, block: Block, rows: Tensor, *, is_packed: bool) -> LateGradient | None:
@@ -269,8 +307,8 @@ class FreshSteps:
         split = block.split
         if split not in self._moving or block in self._still:
             return None
-        factors = split.columns.fresh_factors, split.part.of(self._row_factors[split])
-        move = FreshMove(*factors, self._rates[split])
+        columns, rows_O1 = self._vectors_of(split)
+        move = FreshMove(columns, split.part.of(rows_O1), self._rates[split])
         return LateGradient(rows, is_packed, move, self._rounds_gradients)
 
     def count(self, step: Step) -> None:

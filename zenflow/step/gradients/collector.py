@@ -140,13 +140,25 @@ class GradientCollector:
         kernels.energies(
             [(grad, split.columns.energies, split.rows.energies) for split, grad in new.items()]
         )
-        columns = kernels.important(
-            [(grad, split.important_columns) for split, grad in new.items()]
-        )
-        important.update(zip(new, columns, strict=True))
+        if self._divides:  # `_send_bucket` takes the columns of the quotients
+            important.update(new)
+        else:
+            self._keep_important(step, new)
         if self.sketch is not None:
             for split, grad_OI in new.items():
                 self.sketch.take(split, grad_OI)
+
+    @property
+    def _divides(self) -> bool:
+        """Whether gradients are divided by the roots of their second moments before they leave."""
+        return self.fresh is not None and self.fresh.divides
+
+    def _keep_important(self, step: Step, grads: Mapping[SplitParam, Tensor]) -> None:
+        """Keep the important columns of gradients."""
+        columns = self.device.kernels.important(
+            [(grad, split.important_columns) for split, grad in grads.items()]
+        )
+        step.gradients.important.update(zip(grads, columns, strict=True))
 
     def complete(self, step: Step) -> None:
         """Note that no more gradients come in this step, and all have been measured.
@@ -178,7 +190,7 @@ class GradientCollector:
             self.fresh.prepare(gradients.important)
         rest = [bucket for bucket in self.layout.buckets if bucket.index not in gradients.copied]
         # One mark for all copies: an event for each would cost more than they wait for.
-        final = self.device.mark() if rest else None
+        final = self.device.mark() if rest and not self._divides else None
         for bucket in rest:
             self._send(bucket, step, final)
 
@@ -204,11 +216,13 @@ class GradientCollector:
             step: The step under way.
             final: Mark behind the computation of its gradients; None marks the present.
         """
-        grads = step.gradients.waiting.pop(bucket.index, {})
+        grads: Mapping[SplitParam, Tensor] = step.gradients.waiting.pop(bucket.index, {})
         step.gradients.copied[bucket.index] = []
         step.gradients.sent += grads
         if self.fresh is not None:
-            self.fresh.apply(bucket, grads)
+            grads = self.fresh.apply(bucket, grads)
+        if self._divides and grads:
+            self._keep_important(step, grads)
         staged = {
             block: self.stage(block)
             for split in grads

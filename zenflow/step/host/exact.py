@@ -37,6 +37,8 @@ class ExactTasks(AbstractHostTasks):
     """Largest number of a block's gradients that wait, q."""
     is_compact: bool
     """Whether the state is rounded once a pass."""
+    is_factored: bool
+    """Whether gradients come divided by the roots of their second moments, without loss scale."""
     changed: ChangedUploads | None
     """Memory of the last uploads, for those of changed weights alone; None where all are sent."""
     queues: list[list[StagedGradient]] = field(init=False)
@@ -133,6 +135,8 @@ class ExactTasks(AbstractHostTasks):
                 step.hyper_of(block),
                 step.values,
             )
+            if self.is_factored:
+                staged.applied = step.inverse_scale
             queue = self.queues[block.index]
             queue.append(staged)
             if len(queue) >= self.depth and block not in due:
@@ -208,11 +212,7 @@ class ExactTasks(AbstractHostTasks):
         self, step: Step, block: Block, rows: Tensor, numbers: Sequence[Tensor]
     ) -> Tensor:
         """Copy some rows, all waiting gradients applied."""
-        steps = [
-            adam_step(staged.hyper, staged.factor.get()[0], staged.values[rows])
-            for staged in self.queues[block.index]
-            if staged.hyper is not None and staged.factor is not None
-        ]
+        steps = [staged.adam_step(rows) for staged in self.queues[block.index]]
         return stepped(block.host.copied(rows, numbers), steps, self.pool)
 
 

@@ -60,7 +60,7 @@ def make_tasks(
     spare = math.inf if config.is_compact else _spare_pools(layout)  # there q is in the result
     depth = queue_depth(config.queue_depth, largest_interval, spare)
     rooms = RoomPool(device, pool_bytes(staging_bytes, depth))
-    return ExactTasks(*parts, rooms, depth, config.is_compact, changed)
+    return ExactTasks(*parts, rooms, depth, config.is_compact, config.is_factored, changed)
 
 
 def _spare_pools(layout: Layout) -> float:

@@ -2,6 +2,10 @@
 
 The host and the device hold AdamW's moments of all gradients so far, column by column. Torch's
 tensors of a parameter (O, I) are their transposes put together.
+
+With factored second moments a state that is written has the products of rows' and columns'
+moments, and first moments that are multiplied by their roots. A state that is read gives the
+factors.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from zenflow.columns.layout import Block, SplitParam
 from zenflow.columns.shards import RowSpread, Shards, part_of, spread
 from zenflow.errors import CheckpointError
 from zenflow.rule.importance import select_columns
+from zenflow.step.fresh.factors import LEAST_ROOT
 from zenflow.surface.state.restart import restart, take_weights
 
 if TYPE_CHECKING:
@@ -127,6 +132,9 @@ def _load_split(
     split.note_owners()
     split.num_steps = int(state["step"])
     bank_rows = slice(split.bank_first, split.bank_last)
+    if not split.bank.has_second:
+        avg_IO = avg_IO / _roots(split, correction).t()
+        square_IO = square_IO[:, :0]
     own = [split.part.of(moments_IO, 1) for moments_IO in (avg_IO, square_IO)]
     split.host.set_moments(*(own_IO[split.deferred_columns] for own_IO in own))
     for name, moments_IO in zip(_MOMENTS, (avg_IO, square_IO), strict=True):
@@ -166,7 +174,11 @@ def adamw_state(
             steps = 0 if place is None else _num_steps(place)
             if place is not None and steps:
                 rows = place.part.spread if isinstance(place, SplitParam) else RowSpread.of(param)
-                moments = {n: spread(_moment(place, n), rows, 0) for n in _MOMENTS}
+                beta2 = float(group["betas"][1])
+                moments = {
+                    name: spread(own, rows, 0)
+                    for name, own in _moments(place, 1.0 - beta2**steps).items()
+                }
                 state[key] = {
                     "step": torch.tensor(float(steps), dtype=torch.float32, device="cpu"),
                     **moments,
@@ -178,10 +190,39 @@ def _num_steps(place: SplitParam | Resident) -> int:
     return int(place.step) if isinstance(place, Resident) else place.num_steps
 
 
-def _moment(place: SplitParam | Resident, name: str) -> Tensor:
-    """Return one of a parameter's moments in this rank's rows of it, float32."""
+def _moments(place: SplitParam | Resident, correction: float) -> dict[str, Tensor]:
+    """Return copies of a parameter's moments in this rank's rows of it, float32, by their names.
+
+    Args:
+        place: The parameter.
+        correction: 1 - beta2^t, by which a second moment falls short of a mean of squares.
+    """
     if isinstance(place, Resident):
-        return place.state()[name].to("cpu", copy=True)
+        return {name: place.state()[name].to("cpu", copy=True) for name in _MOMENTS}
+    if place.bank.has_second:
+        return {name: _moment(place, name) for name in _MOMENTS}
+    roots_OI = place.part.of(_roots(place, correction)).cpu()
+    quotients = _moment(place, "exp_avg")
+    of_param = roots_OI.contiguous().view(quotients.shape)
+    return {
+        "exp_avg": quotients * of_param,
+        "exp_avg_sq": of_param.square() * correction,
+    }
+
+
+def _roots(split: SplitParam, correction: float) -> Tensor:
+    """Return roots of factored second moments, (O, I) float32, of which none is 0.
+
+    The formula is that of `zenflow.step.fresh.steps`; eps is so small that it is left out.
+    """
+    columns, rows = split.columns.mean_squares, split.rows.mean_squares
+    mean = columns.mean().clamp_min(LEAST_ROOT**2)
+    squares_OI = (rows / mean).unsqueeze(1) * columns / max(correction, 1e-12)
+    return squares_OI.sqrt_().clamp_min_(LEAST_ROOT)
+
+
+def _moment(place: SplitParam, name: str) -> Tensor:
+    """Return one of a parameter's moments in this rank's rows of it, float32."""
     shape = (place.num_columns, place.num_host_rows)
     moments_IO = torch.empty(shape, dtype=torch.float32, device="cpu")
     bank_rows = slice(place.bank_first, place.bank_last)

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from zenflow.columns.layout import SplitParam
+from zenflow.columns.placement import state_kind
 from zenflow.config import ZenFlowConfig
 from zenflow.drive.extents import RowState
-from zenflow.host.compact import CompactState
-from zenflow.host.float_state import FloatState
 from zenflow.step.host.exact import ExactTasks
 from zenflow.surface.state.parameter import taken_part
 
@@ -77,4 +76,4 @@ def tell_of_conversion(engine: Engine, saved: Mapping[str, Any]) -> None:
 
 
 def _kind(saved: Mapping[str, Any]) -> type[RowState]:
-    return CompactState if format_there(saved) == "compact" else FloatState
+    return state_kind(ZenFlowConfig.from_dict(saved["config"]))

@@ -88,6 +88,9 @@ def portable_states(engine: Engine) -> dict[SplitParam, dict[str, Tensor]]:
         for split in splits:
             maps, copies = [], {}
             for name, like in split.host.state_by_name().items():
+                if not like.numel():  # which can't be mapped
+                    copies[name] = torch.empty(like.shape, dtype=like.dtype, device="cpu")
+                    continue
                 # A map for each: torch saves no memory that is seen as two types.
                 maps.append(mmap.mmap(file.fileno(), _size(like), offset=begin))
                 numbers = torch.frombuffer(maps[-1], dtype=like.dtype, count=like.numel())

@@ -38,11 +38,14 @@ _REPLICATED = {
     *("scores", "mean_squares", "window_sketch"),
 }
 """Names of tensors that every rank has whole where rows are spread over ranks."""
+_SECOND = ("exp_avg_sq", "exp_avg_sq_exponent", "device_exp_avg_sq")
+"""Names of second moments, whose tensors are empty where these are factored."""
 
 
 def _row_dim(place: SplitParam | Resident, name: str) -> int | None:
     """Return the dimension of a tensor that is the parameter's rows; None if none is."""
-    if name in _REPLICATED:
+    is_empty = isinstance(place, SplitParam) and not place.bank.has_second and name in _SECOND
+    if name in _REPLICATED or is_empty:
         return None
     return 0 if isinstance(place, Resident) or name == "row_mean_squares" else 1
 
