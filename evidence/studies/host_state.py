@@ -87,27 +87,37 @@ def _cells(scope: Scope) -> Sequence[Cell]:
 
 def cell_for(setting: Setting, variant: str, seed: int, scope: Scope) -> Cell:
     """Return a variant's run of a setting."""
-    depth = 1 if variant == OFTEN else 4
-    state = FLOAT if variant in (FLOAT, SHORT, NEAR) else COMPACT
-    link = "e4m3" if variant in (SHORT, BOTH) else "model"
+    knobs = {
+        "host_state": FLOAT if variant in (FLOAT, SHORT, NEAR) else COMPACT,
+        "gradient_link": "e4m3" if variant in (SHORT, BOTH) else "model",
+        "queue_depth": 1 if variant == OFTEN else 4,
+    }
+    noise = START_NOISE if variant == NEAR else 0.0
+    return cell_with(setting, variant, knobs, seed, scope, start_noise=noise)
+
+
+def cell_with(
+    setting: Setting,
+    variant: str,
+    knobs: Mapping[str, Any],
+    seed: int,
+    scope: Scope,
+    *,
+    start_noise: float = 0.0,
+) -> Cell:
+    """Return a run of a setting with these settings of the update rule besides its own."""
     common = settings_of(setting.regime, smoke=scope.smoke)
     training = replace(
         common,
         strategy="zenflow",
-        knobs={
-            **setting.knobs,
-            "host_state": state,
-            "gradient_link": link,
-            "queue_depth": depth,
-        },
+        knobs={**setting.knobs, **knobs},
         lr=setting.lr,
         betas=(0.9, setting.beta2),
         steps=common.steps if scope.smoke or setting.steps is None else setting.steps,
         seed=seed,
     )
     cell = cell_of(setting.regime, variant, training)
-    noise = START_NOISE if variant == NEAR else 0.0
-    own = {"setting": setting.name, "beta2": setting.beta2, "start_noise": noise}
+    own = {"setting": setting.name, "beta2": setting.beta2, "start_noise": start_noise}
     return replace(cell, settings={**cell.settings, **own})
 
 
@@ -183,8 +193,13 @@ def _about(data: Data) -> str:
 
 
 def _tables(data: Data) -> Sequence[Table]:
-    rows, found = data["rows"], excesses(data["rows"])
-    shown = [v for v in _STYLES if any(row["variant"] == v for row in rows)]
+    shown = [v for v in _STYLES if any(row["variant"] == v for row in data["rows"])]
+    return [setting_table(data["rows"], shown)]
+
+
+def setting_table(rows: Sequence[Mapping[str, Any]], shown: Sequence[str]) -> Table:
+    """Return the table of each setting's losses: float32's, and excesses of these variants."""
+    found = excesses(rows)
     lines = [
         {
             "setting": name, "lr": own[0]["lr"], "beta2": own[0]["beta2"],
@@ -199,7 +214,7 @@ def _tables(data: Data) -> Sequence[Table]:
         key("setting"), key("lr", "g", "learning rate"), key("beta2", "g"), key("steps"),
         key(FLOAT, ".4f"), *map(_spread, shown),
     ]  # fmt: skip
-    return [Table(title="Held-out loss", columns=columns, rows=lines)]
+    return Table(title="Held-out loss", columns=columns, rows=lines)
 
 
 def _spread(variant: str) -> Column:
@@ -214,13 +229,26 @@ def _spread(variant: str) -> Column:
 
 def draw(data: Data) -> Figure:
     """Return a line of dots for each setting, one dot a seed, with the margins."""
-    found = excesses(data["rows"])
+    return picture(data["rows"], _STYLES, LEAST_MEAN)
+
+
+def picture(
+    rows: Sequence[Mapping[str, Any]], styles: Mapping[str, tuple[str, float]], margin: float
+) -> Figure:
+    """Return a line of dots for each setting.
+
+    Args:
+        rows: Rows of a study.
+        styles: Colour of each variant's dots, and how far they lie below the line.
+        margin: Margin of the mean, in per cent.
+    """
+    found = excesses(rows)
     names = list(dict.fromkeys(setting for setting, _, _ in found))
     figure = Figure(figsize=(8, 1.6 + 0.35 * len(names)), layout="constrained")
     axes = figure.subplots()
-    axes.axvspan(-LEAST_MEAN, LEAST_MEAN, color="#e8f0ec", linewidth=0)
+    axes.axvspan(-margin, margin, color="#e8f0ec", linewidth=0)
     axes.axvline(0, color="#444444", linewidth=1)
-    for variant, (colour, shift) in _STYLES.items():
+    for variant, (colour, shift) in styles.items():
         points = [
             (_PERCENT * value, names.index(setting) + shift)
             for (setting, kind, _), values in found.items()

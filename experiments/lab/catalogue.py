@@ -58,6 +58,7 @@ _MODULES = {
     "language_model": "evidence.studies.language_model.study",
     "host_state": "evidence.studies.host_state",
     "host_state_seeds": "evidence.studies.host_state_seeds",
+    "factored_moments": "evidence.studies.factored_moments",
     "compression": "evidence.studies.compression.study",
     "what_fits": "evidence.studies.what_fits",
     **{f"{WHAT_IF}/{name}": "experiments.sweeps.studies" for name in _QUESTIONS},
