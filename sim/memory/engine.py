@@ -272,6 +272,10 @@ def _engine_memory(
     vectors = COLUMN_BYTES * sum(width for _, width in split)
     if config.is_exact:
         vectors += sum(FRESH_ROW_BYTES * r + FRESH_COLUMN_BYTES * c for r, c in split)
+    if (
+        config.is_factored
+    ):  # factors of quotients are apart from shares, and those of rows are ones
+        vectors += _FLOAT * (sum(c for _, c in split) + max((r for r, _ in split), default=0))
     saved = SAVED_COLUMN_BYTES * sum(width for _, width in split) + _FLOAT * num_residents
     saved += _FLOAT * sum(rows for rows, _ in split) if config.is_exact else 0
     return EngineMemory(

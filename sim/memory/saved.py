@@ -10,7 +10,7 @@ from __future__ import annotations
 from sim.memory.engine import EngineMemory
 
 _STATES = 12
-"""Bytes of an element's master and moments in float32, as the device has them."""
+"""Bytes of an element's master and moments in float32, as residents have them."""
 _FLOAT = 4
 
 
@@ -25,8 +25,13 @@ def checkpoint_bytes(memory: EngineMemory, *, by_ranks: bool = False) -> int:
     """
     if by_ranks:
         return _full_bytes(memory)
-    own = _STATES * (memory.num_params - memory.deferred) + memory.host.state
+    own = _STATES * memory.resident + _column_states(memory) + memory.host.state
     return round(own + memory.deferred * _bytes_of_deferred(memory)) + memory.saved_vectors
+
+
+def _column_states(memory: EngineMemory) -> int:
+    """Return the bytes of important columns' masters and moments."""
+    return (2 if memory.host.config.is_factored else 3) * _FLOAT * memory.important
 
 
 def _bytes_of_deferred(memory: EngineMemory) -> float:
@@ -47,6 +52,6 @@ def _full_bytes(memory: EngineMemory) -> int:
     model = memory.num_params * size
     masters = _FLOAT if size < _FLOAT else 0  # float32 ones of residents are the model's
     residents = memory.resident * (2 * _FLOAT + masters)
-    important = _STATES * memory.important
+    important = _column_states(memory)
     deferred = memory.host.state + 2 * size * memory.deferred + memory.host.sums
     return model + residents + important + deferred + memory.saved_vectors

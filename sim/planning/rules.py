@@ -74,7 +74,7 @@ _FACTORED = "second moments are of rows and columns, as Adafactor's: another opt
 
 
 def _departures(config: ZenFlowConfig) -> str:
-    """Return what makes a rule another one than AdamW's, in words; "" for nothing."""
+    """Return a rule's departures from AdamW's numbers, in words; "" for none."""
     parts = [_FACTORED] * config.is_factored
     return "; ".join([*parts, _rounded(config)] if rounds(config) else parts)
 

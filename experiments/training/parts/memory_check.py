@@ -70,8 +70,9 @@ def check_host_memory(
             return
         small = replace(config, host_state="compact", queue_depth=1)
         if not config.is_compact and (size := least(small, on_drive=on_drive)) <= free:
+            rule = "the rule" if config.is_factored else "AdamW"
             yield (
-                f"; --host-state compact --queue-depth 1 needs {size / 1e9:.1f} GB, and is AdamW "
+                f"; --host-state compact --queue-depth 1 needs {size / 1e9:.1f} GB, and is {rule} "
                 "within rounding"
             )
         away = replace(config, topk_ratio=0.0, queue_depth=1)
@@ -80,7 +81,7 @@ def check_host_memory(
             flags = "--topk-ratio 0 " * (config.topk_ratio != 0) + "--queue-depth 1 --state-dir"
             yield (
                 f"; in one run of fixed settings, {flags} FOLDER needs {size / 1e9:.1f} GB, and "
-                "AdamW's states are on the folder's drive"
+                "the optimizer's states are on the folder's drive"
             )
 
     needed = least(config, on_drive=on_drive)

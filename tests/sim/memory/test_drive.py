@@ -19,6 +19,7 @@ CONFIGS = {
     "as by default": {},
     "compact": {"host_state": "compact"},
     "compact, odd rows": {"host_state": "compact", "min_split_elements": 16},
+    "factored": {"second_moment": "factored", "host_state": "compact"},
     "small blocks": {"block_elements": 300, "min_split_elements": 16},
     "8-bit gradients, a short queue": {"gradient_link": "e4m3", "queue_depth": 2},
     "all on the device": {"topk_ratio": 1},

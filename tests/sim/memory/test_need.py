@@ -40,6 +40,13 @@ CONFIGS = {
     "compact, odd rows": {"preset": "zenflow", "host_state": "compact", "min_split_elements": 16},
     "compact, no queue": {"preset": "zenflow", "host_state": "compact", "queue_depth": 1},
     "8-bit gradients": {"preset": "zenflow", "gradient_link": "e4m3"},
+    "factored": {"preset": "zenflow", "second_moment": "factored"},
+    "factored, compact": {
+        "preset": "zenflow",
+        "second_moment": "factored",
+        "host_state": "compact",
+        "min_split_elements": 16,
+    },
     "changed weights": {"preset": "zenflow", "uploads": "changed", "min_split_elements": 16},
     "few bytes, odd rows": {
         "preset": "zenflow",

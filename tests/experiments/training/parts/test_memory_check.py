@@ -79,6 +79,8 @@ COUNTED = [
     ("zenflow", {"queue_depth": 3}),
     ("zenflow", {"host_state": "compact"}),
     ("zenflow", {"host_state": "compact", "queue_depth": 2}),
+    ("zenflow", {"second_moment": "factored", "queue_depth": 3}),
+    ("zenflow", {"second_moment": "factored", "host_state": "compact"}),
 ]
 
 

@@ -43,6 +43,8 @@ SETTINGS = [
     ("zenflow", {"update_interval": 1}),
     ("zenflow", {"overlap_step": False}),
     ("zenflow", {"host_state": "compact"}),
+    ("zenflow", {"second_moment": "factored"}),
+    ("zenflow", {"second_moment": "factored", "host_state": "compact"}),
     ("zenflow_paper", {}),
     ("zenflow_paper", {"overlap_step": False}),
 ]
