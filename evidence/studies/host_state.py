@@ -131,15 +131,17 @@ def kept(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{name: row[name] for name in _KEPT} for row in rows]
 
 
-def excesses(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, float], list[float]]:
-    """Return loss over float32's of the same seed, less 1, by (setting, variant, lr)."""
-    base = {
-        (row["setting"], row["seed"]): row["eval_loss"] for row in rows if row["variant"] == FLOAT
+def excesses(
+    rows: Sequence[Mapping[str, Any]], base: str = FLOAT
+) -> dict[tuple[str, str, float], list[float]]:
+    """Return loss over a base variant's of the same seed, less 1, by (setting, variant, lr)."""
+    losses = {
+        (row["setting"], row["seed"]): row["eval_loss"] for row in rows if row["variant"] == base
     }
     found: dict[tuple[str, str, float], list[float]] = {}
     for row in rows:
-        reference = base.get((row["setting"], row["seed"]))
-        if row["variant"] != FLOAT and reference is not None:
+        reference = losses.get((row["setting"], row["seed"]))
+        if row["variant"] != base and reference is not None:
             place = row["setting"], row["variant"], row["lr"]
             found.setdefault(place, []).append(row["eval_loss"] / reference - 1)
     return found
@@ -197,14 +199,16 @@ def _tables(data: Data) -> Sequence[Table]:
     return [setting_table(data["rows"], shown)]
 
 
-def setting_table(rows: Sequence[Mapping[str, Any]], shown: Sequence[str]) -> Table:
-    """Return the table of each setting's losses: float32's, and excesses of these variants."""
-    found = excesses(rows)
+def setting_table(
+    rows: Sequence[Mapping[str, Any]], shown: Sequence[str], base: str = FLOAT
+) -> Table:
+    """Return the table of each setting's losses: the base's, and excesses of these variants."""
+    found = excesses(rows, base)
     lines = [
         {
             "setting": name, "lr": own[0]["lr"], "beta2": own[0]["beta2"],
             "steps": own[0]["steps"],
-            FLOAT: fmean(r["eval_loss"] for r in own if r["variant"] == FLOAT),
+            base: fmean(r["eval_loss"] for r in own if r["variant"] == base),
             **{v: found.get((name, v, own[0]["lr"])) for v in shown},
         }
         for name in dict.fromkeys(row["setting"] for row in rows)
@@ -212,7 +216,7 @@ def setting_table(rows: Sequence[Mapping[str, Any]], shown: Sequence[str]) -> Ta
     ]  # fmt: skip
     columns = [
         key("setting"), key("lr", "g", "learning rate"), key("beta2", "g"), key("steps"),
-        key(FLOAT, ".4f"), *map(_spread, shown),
+        key(base, ".4f"), *map(_spread, shown),
     ]  # fmt: skip
     return Table(title="Held-out loss", columns=columns, rows=lines)
 
@@ -233,7 +237,10 @@ def draw(data: Data) -> Figure:
 
 
 def picture(
-    rows: Sequence[Mapping[str, Any]], styles: Mapping[str, tuple[str, float]], margin: float
+    rows: Sequence[Mapping[str, Any]],
+    styles: Mapping[str, tuple[str, float]],
+    margin: float,
+    base: str = FLOAT,
 ) -> Figure:
     """Return a line of dots for each setting.
 
@@ -241,8 +248,9 @@ def picture(
         rows: Rows of a study.
         styles: Colour of each variant's dots, and how far they lie below the line.
         margin: Margin of the mean, in per cent.
+        base: Variant that the others are beside.
     """
-    found = excesses(rows)
+    found = excesses(rows, base)
     names = list(dict.fromkeys(setting for setting, _, _ in found))
     figure = Figure(figsize=(8, 1.6 + 0.35 * len(names)), layout="constrained")
     axes = figure.subplots()
@@ -261,7 +269,7 @@ def picture(
         axes.scatter(x, y, color=colour, s=22, label=variant)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set_xlabel("held-out loss above float32's, %; the band is the margin of the mean")
+    axes.set_xlabel(f"held-out loss above {base}'s, %; the band is the margin of the mean")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False)
     return figure

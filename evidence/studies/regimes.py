@@ -93,13 +93,14 @@ def _pretraining(training: TrainSettings) -> Cell:
     return cell_of("pretraining", "the model of fine-tuning", own)
 
 
-def train(cell: Cell, job: Job, *, start_noise: float = 0.0) -> Row:
+def train(cell: Cell, job: Job, *, start_noise: float = 0.0, also_kept: Sequence[str] = ()) -> Row:
     """Carry out a cell's run and return its losses.
 
     Args:
         cell: The run.
         job: Where it is carried out.
         start_noise: Standard deviation of a change of each first weight, over the weight.
+        also_kept: Names of further values of the run's summary to return.
     """
     settings: TrainSettings = cell.work
     if cell.settings["regime"] == FINE_TUNING:
@@ -110,7 +111,7 @@ def train(cell: Cell, job: Job, *, start_noise: float = 0.0) -> Row:
             _save_near(settings, start_noise, start)
         settings = replace(settings, model=str(start))
     summary = trained(settings, job.folder)
-    return {name: summary[name] for name in _KEPT}
+    return {name: summary[name] for name in (*_KEPT, *also_kept)}
 
 
 @torch.no_grad()

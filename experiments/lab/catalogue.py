@@ -59,6 +59,7 @@ _MODULES = {
     "host_state": "evidence.studies.host_state",
     "host_state_seeds": "evidence.studies.host_state_seeds",
     "factored_moments": "evidence.studies.factored_moments",
+    "changed_weights": "evidence.studies.changed_weights",
     "compression": "evidence.studies.compression.study",
     "what_fits": "evidence.studies.what_fits",
     **{f"{WHAT_IF}/{name}": "experiments.sweeps.studies" for name in _QUESTIONS},
