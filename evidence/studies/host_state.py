@@ -147,10 +147,12 @@ def excesses(
     return found
 
 
-def by_variant(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:
+def by_variant(
+    rows: Sequence[Mapping[str, Any]], base: str = FLOAT
+) -> dict[str, dict[str, list[float]]]:
     """Return `excesses` by variant and setting."""
     found: dict[str, dict[str, list[float]]] = {}
-    for (setting, variant, _), values in excesses(rows).items():
+    for (setting, variant, _), values in excesses(rows, base).items():
         found.setdefault(variant, {})[setting] = values
     return found
 
