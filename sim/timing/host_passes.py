@@ -25,9 +25,9 @@ neither roots nor divisions, so cores that are slow at these have a smaller one.
 """
 
 
-STEP_SHARE: Mapping[SecondMoment, float] = {"element": 1.0, "factored": 0.59}
+STEP_SHARE: Mapping[SecondMoment, float] = {"element": 1.0, "factored": 0.55}
 """Time of a step's arithmetic, in AdamW steps of an element: without second moments there is
-neither root nor division. Measured as `DECODING_STEPS` is."""
+neither root nor division. Measured as `DECODING_STEPS` is, with AVX-512."""
 
 
 @dataclass(frozen=True, slots=True)
