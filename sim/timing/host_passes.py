@@ -36,7 +36,7 @@ class HostPass:
 
     Examples:
         >>> replayed(waiting=2, size=2) * 1000  # two gradients, of a thousand elements
-        HostPass(num_bytes=28000.0, steps=2000, elements=1000)
+        HostPass(num_bytes=28000.0, steps=2000.0, elements=1000)
     """
 
     num_bytes: float = 0

@@ -1,5 +1,6 @@
 """Compact host state in the engine: AdamW on rounded numbers, whatever happens around it."""
 
+import contextlib
 import dataclasses
 
 import pytest
@@ -7,9 +8,9 @@ from hypothesis import given, settings
 
 from tests.compact_reference import CompactReference
 from tests.models import closing, weights_of
-from tests.zenflow.host.test_kernel import own_backend, select  # noqa: F401
+from tests.zenflow.host.test_kernel import select
 from tests.zenflow.test_reference import MODES, feed, scenarios
-from zenflow.host import compact
+from zenflow.host import compact, library
 from zenflow.step.host import rules
 
 
@@ -17,10 +18,20 @@ def to_nearest(*arguments):
     return compact.Rounding.nearest()
 
 
+@contextlib.contextmanager
+def own_patches():
+    """Yield patches that end with the block, and with them a choice of the host's kernel."""
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            yield patch
+    finally:
+        library._load.cache_clear()
+
+
 def check(scenario, mode, *, is_random, kind=CompactReference, most=1):
     """Compare weights after every step, and under `eval()` at the end; `most` may be others."""
     model = scenario.model()
-    with pytest.MonkeyPatch.context() as patch:
+    with own_patches() as patch:
         patch.setattr(rules, "pool_bytes", lambda size, depth: 64 * size * depth)  # room for all
         if not is_random:
             select(patch, "torch")

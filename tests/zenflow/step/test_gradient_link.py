@@ -8,7 +8,6 @@ from hypothesis import given, settings
 
 from tests.models import GivenGradients, closing, weights_of
 from tests.rounded_reference import RoundedCompactReference, RoundedReference, rounded
-from tests.zenflow.host.test_kernel import own_backend  # noqa: F401
 from tests.zenflow.step.test_compact_rule import check as check_compact
 from tests.zenflow.test_reference import MODES, feed, run_engine, scenarios
 from zenflow import ConfigError, ZenFlowAdamW, ZenFlowConfig
