@@ -29,7 +29,10 @@ UNMADE: tuple[str, ...] = ()
 KEYS = tuple(key for key in catalogue.names() if key not in UNMADE)
 ALONE = ("paper/", "validation")
 """Studies with tests of their own that make them: those of one cell, and the one with ranks."""
-LONG = ("host_state_seeds", "sst2", "stability", "stall_and_loss", "tuned_goodput")
+LONG = (
+    *("changed_weights", "factored_moments", "host_state_seeds", "sst2", "stability"),
+    *("stall_and_loss", "tuned_goodput"),
+)
 """Studies whose parts have tests of their own, and take long together."""
 
 
