@@ -9,10 +9,16 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from evidence.studies.host_state import LEAST_MEAN, LEAST_RUN, excesses, picture, setting_table
+from evidence.studies.host_state import (
+    LEAST_MEAN,
+    LEAST_RUN,
+    excess_findings,
+    picture,
+    setting_table,
+)
 from evidence.studies.regimes import FINE_TUNING, cell_of, settings_of, train
 from experiments.lab.columns import Column, Table, key
-from experiments.lab.finding import Finding, Tolerance
+from experiments.lab.finding import Finding
 from experiments.lab.study import Cell, Data, Job, Row, Scope, Study
 
 ALL, CHANGED = "all weights", "changed weights"
@@ -27,7 +33,6 @@ RATES = (1e-5, 2e-5)
 matrices. From a thousandth on all weights are uploaded."""
 _BYTES = ("d2h_bytes_per_step", "h2d_bytes_per_step")
 _STYLES = {CHANGED: ("#1b9e77", 0.0), SHORT: ("#e7298a", 0.25)}
-_PERCENT = 100
 
 
 def _cells(scope: Scope) -> Sequence[Cell]:
@@ -80,22 +85,13 @@ def shares(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _findings(data: Data) -> Sequence[Finding]:
-    found = []
-    for (setting, variant, _), values in excesses(data["rows"], ALL).items():
-        percent = [_PERCENT * value for value in values]
-        note = f"{len(percent)} seeds: {', '.join(f'{value:+.2f}' for value in percent)} %"
-        found += [
-            Finding(
-                claim=f"{setting}, {variant}: {text}",
-                source="the aim of this project; the margin is ours", unit="%",
-                published=bound, measured=measured, tolerance=Tolerance.at_most(), note=note,
-            )
-            for text, measured, bound in (
-                ("held-out loss is that of all weights, in the mean", fmean(percent), LEAST_MEAN),
-                ("no seed's is further above", max(percent), LEAST_RUN),
-            )
-        ]  # fmt: skip
-    return found
+    return excess_findings(
+        data["rows"],
+        "held-out loss is that of all weights",
+        "the aim of this project; the margin is ours",
+        (LEAST_MEAN, LEAST_RUN),
+        ALL,
+    )
 
 
 def _about(data: Data) -> str:

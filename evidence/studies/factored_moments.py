@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
 
 from matplotlib.figure import Figure
 
@@ -12,14 +11,14 @@ from evidence.studies.host_state import (
     SETTINGS,
     Setting,
     cell_with,
-    excesses,
+    excess_findings,
     kept,
     picture,
     run,
     setting_table,
 )
 from experiments.lab.columns import Table
-from experiments.lab.finding import Finding, Tolerance
+from experiments.lab.finding import Finding
 from experiments.lab.study import Cell, Data, Scope, Study
 
 FACTORED, FEW = "factored", "factored, compact, 8-bit gradients"
@@ -32,7 +31,6 @@ CHOSEN = (
 LEAST_MEAN, LEAST_RUN = 0.5, 1.5
 """Percent of the loss with second moments of elements: the largest excess in the mean over seeds,
 and of one run. Set before the first run."""
-_PERCENT = 100
 _STYLES = {FACTORED: ("#1b9e77", 0.0), FEW: ("#e7298a", 0.25)}
 
 
@@ -60,22 +58,12 @@ def _cell(setting: Setting, variant: str, seed: int, scope: Scope) -> Cell:
 
 
 def _findings(data: Data) -> Sequence[Finding]:
-    found = []
-    for (setting, variant, _), values in excesses(data["rows"]).items():
-        shares = [_PERCENT * value for value in values]
-        note = f"{len(shares)} seeds: {', '.join(f'{share:+.2f}' for share in shares)} %"
-        found += [
-            Finding(
-                claim=f"{setting}, {variant}: {text}",
-                source="a bound of this project, set before the first run", unit="%",
-                published=bound, measured=measured, tolerance=Tolerance.at_most(), note=note,
-            )
-            for text, measured, bound in (
-                ("held-out loss is not above AdamW's, in the mean", fmean(shares), LEAST_MEAN),
-                ("no seed's is further above", max(shares), LEAST_RUN),
-            )
-        ]  # fmt: skip
-    return found
+    return excess_findings(
+        data["rows"],
+        "held-out loss is not above AdamW's",
+        "a bound of this project, set before the first run",
+        (LEAST_MEAN, LEAST_RUN),
+    )
 
 
 def _about(data: Data) -> str:

@@ -176,6 +176,37 @@ def _findings(data: Data) -> Sequence[Finding]:
     return found
 
 
+def excess_findings(
+    rows: Sequence[Mapping[str, Any]],
+    claim: str,
+    source: str,
+    bounds: tuple[float, float],
+    base: str = FLOAT,
+) -> list[Finding]:
+    """Return two claims for each setting and variant: on its seeds' mean, and on their largest.
+
+    Args:
+        rows: Rows of a study.
+        claim: Claim on the mean.
+        source: Source of the bounds.
+        bounds: Largest excess over the base, in per cent: of the mean, and of one run.
+        base: Variant that the others are beside.
+    """
+    found = []
+    for (setting, variant, _), values in excesses(rows, base).items():
+        shares = [_PERCENT * value for value in values]
+        note = f"{len(shares)} seeds: {', '.join(f'{share:+.2f}' for share in shares)} %"
+        texts = (f"{claim}, in the mean", "no seed's is further above")
+        for text, measured, bound in zip(texts, (fmean(shares), max(shares)), bounds, strict=True):
+            found.append(
+                Finding(
+                    claim=f"{setting}, {variant}: {text}", source=source, unit="%",
+                    published=bound, measured=measured, tolerance=Tolerance.at_most(), note=note,
+                )
+            )  # fmt: skip
+    return found
+
+
 def _finding(claim: str, measured: float, bound: float, note: str) -> Finding:
     return Finding(
         claim=claim, source="the aim of this project; the margin is ours", unit="%",
