@@ -129,10 +129,10 @@ class ZenFlowConfig:
 
     - ``element``: one of each element, as AdamW has them.
     - ``factored``: one of each row and each column of a matrix, as Adafactor has them. The device
-      divides gradients by their roots, and first moments are averages of the quotients. Saves the
-      second moments' memory: 4 bytes a parameter, or one with ``host_state="compact"``. That is
-      another optimizer than AdamW: as good in fine-tuning, and often worse from random weights.
-      For the exact rule only.
+      divides gradients by their roots, and first moments are averages of the quotients. Saves
+      the second moments' memory: 4 bytes a parameter, or one with ``host_state="compact"``. The
+      rule is another optimizer than AdamW: as good in fine-tuning, and often worse from random
+      weights. For the exact rule only.
     """
 
     full_warm_up_rounds: int = 0

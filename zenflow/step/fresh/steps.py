@@ -158,7 +158,7 @@ class FreshSteps:
         """Bytes on the device, vectors over all columns and rows."""
         of_columns = (self._block_of_column, self._heights, self._by_column)
         of_rows = (self._split_of_row, self._widths_of_rows, self._by_row, self._ones)
-        # Of quotients the factors are apart from the shares.
+        # Quotients have factors apart from the shares.
         roots = (self._in_factors,) if self.divides else ()
         return sum(tensor.nbytes for tensor in (*of_columns, *of_rows, *roots))
 
