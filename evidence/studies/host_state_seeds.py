@@ -30,9 +30,12 @@ REPEATED = ("from scratch, beta2 = 0.99", "from scratch, beta2 = 0.999", "from s
 _PERCENT = 100
 
 
-def _cells(scope: Scope) -> Sequence[Cell]:
-    """Return all runs, seed by seed, those of many steps last: a part of them says something."""
-    chosen = [setting for setting in SETTINGS if setting.name in REPEATED]
+def cells_of(names: Sequence[str], scope: Scope) -> Sequence[Cell]:
+    """Return all runs of some settings, seed by seed, those of many steps last.
+
+    A part of them says something.
+    """
+    chosen = [setting for setting in SETTINGS if setting.name in names]
     cells = [
         cell_for(setting, variant, seed, scope)
         for seed in scope.seeds or ()
@@ -57,7 +60,8 @@ def _interval(excess: Sequence[float]) -> str:
     return f"{low:+.2f} to {high:+.2f}"
 
 
-def _findings(data: Data) -> Sequence[Finding]:
+def findings_of(data: Data) -> Sequence[Finding]:
+    """Return a claim on the mean of each setting's formats."""
     return [
         Finding(
             claim=f"{group['setting']}, {group['variant']}: loss is float32's, in the mean",
@@ -80,7 +84,8 @@ def _about(data: Data) -> str:
     )
 
 
-def _tables(data: Data) -> Sequence[Table]:
+def tables_of(data: Data) -> Sequence[Table]:
+    """Return the table of all excesses, with intervals."""
     columns = [
         key("setting"),
         key("variant"),
@@ -95,12 +100,12 @@ def _tables(data: Data) -> Sequence[Table]:
 STUDY = Study(
     name="host_state_seeds",
     title="Held-out loss with compact host state, where three seeds can't tell",
-    cells=_cells,
+    cells=lambda scope: cells_of(REPEATED, scope),
     run=run,
     summarise=lambda rows, _: {"rows": kept(rows)},
-    findings=_findings,
+    findings=findings_of,
     about=_about,
-    tables=_tables,
+    tables=tables_of,
     draw=draw,
     seeds=tuple(range(3, 11)),
     minutes=100,

@@ -4,7 +4,7 @@ from statistics import fmean
 
 import pytest
 
-from evidence.studies import host_state, host_state_seeds
+from evidence.studies import host_state, host_state_larger, host_state_seeds
 from evidence.studies.host_state import COMPACT, FLOAT, NEAR
 from experiments.lab.study import Scope
 
@@ -20,14 +20,18 @@ def row(seed, variant, loss, setting="from scratch, long"):
     }  # fmt: skip
 
 
-def test_runs_are_the_other_studys_with_seeds_that_it_does_not_have():
-    fresh = host_state_seeds.STUDY.cells(Scope(seeds=(3,)))
-    others = host_state.STUDY.cells(Scope(seeds=(3,)))
+@pytest.mark.parametrize("module", [host_state_seeds, host_state_larger])
+def test_runs_are_the_other_studys_with_seeds_that_it_does_not_have(module):
+    last = host_state.STUDY.seeds[-1]
+    fresh = module.STUDY.cells(Scope(seeds=(last,)))
+    others = host_state.STUDY.cells(Scope(seeds=(last,)))
     by_key = {key_of(cell): cell for cell in others}
-    assert {setting for setting, _ in map(key_of, fresh)} == set(host_state_seeds.REPEATED)
-    assert all(by_key[key_of(cell)].settings == cell.settings for cell in fresh)
-    assert all(by_key[key_of(cell)].work == cell.work for cell in fresh)
-    assert set(host_state_seeds.STUDY.seeds).isdisjoint(host_state.STUDY.seeds)
+    shared = [cell for cell in fresh if key_of(cell) in by_key]
+    assert {setting for setting, _ in map(key_of, shared)} == set(module.REPEATED)
+    assert all(by_key[key_of(cell)].settings == cell.settings for cell in shared)
+    assert all(by_key[key_of(cell)].work == cell.work for cell in shared)
+    assert {key_of(cell)[1] for cell in fresh} == set(host_state_seeds.VARIANTS)
+    assert set(module.STUDY.seeds).isdisjoint(host_state.STUDY.seeds)
 
 
 def test_a_claim_is_of_the_mean_and_tells_its_interval():
