@@ -167,6 +167,7 @@ def workload_of(setup: Setup) -> Workload:
         kernels=setup.kernels,
         attention=setup.attention,
         loss=setup.loss,
+        trainer=setup.trainer,
         dtype=setup.dtype,
     )
 

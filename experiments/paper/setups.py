@@ -77,6 +77,8 @@ class Setup:
     binds_cores: bool = True
     host_threads: int | None = None
     """Number of threads of each process; None is its share of the cores. torchrun's is 1."""
+    trainer: str = "loop"
+    """Code around the passes, one of `sim.models.workload.TRAINERS`."""
     launches: tuple[float, float] = (1.0, 1.0)
     """Host's time for a layer's forward and backward, over that of transformers' modules."""
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from experiments.training.settings.field import setting, settings_of
 from experiments.training.settings.training import DTYPES, GRADIENT_MODES
 from sim.models.kernels import KERNELS
 from sim.models.recomputation import Recomputation
-from sim.models.workload import ATTENTIONS, LOSSES
+from sim.models.workload import ATTENTIONS, LOOP, LOSSES, TRAINERS
 from sim.schedules.streams import Streams
 from sim.schedules.systems.lora import TARGETS
 from sim.simulate import STRATEGIES, Strategy
@@ -91,6 +91,10 @@ class Request:
     kernels: str | None = setting(None, section=COMPUTE, choices=tuple(KERNELS))
     """Kernels of norms, rotary positions, gates and loss: transformers' own, Liger's, or compiled
     ones; None is eager."""
+    trainer: str = setting(LOOP, section=COMPUTE, choices=TRAINERS)
+    """Code around the passes: a plain loop such as `zenflow train`'s, transformers' Trainer, or
+    TRL's SFTTrainer as in `zenflow finetune`. Trainers take milliseconds of every micro-batch, and
+    more with adapters: much of a short step."""
     from_trace: Path | str | None = setting(None, section=COMPUTE, is_axis=False)  # noqa: RUF009
     """Trace that torch.profiler exported of your own training without offloading (.gz too), from
     which compute is taken. Batch, micro-batches and checkpointing default to the trace's."""

@@ -155,6 +155,7 @@ def workload_of(request: Request, hardware: HardwareProfile) -> Workload:
         loss=request.loss,
         offloads_activations=request.offload_activations,
         kernels=request.kernels or "eager",
+        trainer=request.trainer,
         traced=traced_of(request),
     )
     if workload.traced is not None:

@@ -28,6 +28,8 @@ ATTENTIONS = ("fused", "native", "eager")
 MOST_MICRO_BATCHES = 4_096
 """Most micro-batches of a step that commands take: more take minutes to simulate."""
 LOSSES = ("tokens", "parts", "chunks", "float32", "sum", "classes")
+LOOP = "loop"
+TRAINERS = (LOOP, "transformers", "trl")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +89,9 @@ class Workload:
     """Method by which the model's file has its weights quantised; None where it has not."""
     notes: tuple[str, ...] = ()
     """Sentences on what of the model's file was left out or taken for granted."""
+    trainer: str = LOOP
+    """Code around the passes, one of `TRAINERS`: a plain loop, whose own time hides behind the
+    device, transformers' Trainer or TRL's SFTTrainer."""
     traced: TracedStep | None = None
     """Traced step of the workload, which times are taken from; None is shapes alone."""
 
@@ -107,6 +112,8 @@ class Workload:
             yield f"kernels {unknown_name(self.kernels, KERNELS)}"
         if self.loss not in LOSSES:
             yield f"loss {unknown_name(self.loss, LOSSES)}"
+        if self.trainer not in TRAINERS:
+            yield f"trainer {unknown_name(self.trainer, TRAINERS)}"
         if not self.layers:
             yield "a model needs at least one layer"
         yield from violations(

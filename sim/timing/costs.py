@@ -19,6 +19,7 @@ from sim.models.shapes.parts import Layer
 from sim.models.work import LayerWork, Work
 from sim.models.workload import Workload
 from sim.timing.traced import traced_overheads, traced_seconds
+from sim.timing.trainers import trainer_seconds
 from zenflow.config import ZenFlowConfig
 from zenflow.errors import ConfigError
 
@@ -192,12 +193,19 @@ def costs_of(workload: Workload, hardware: HardwareProfile) -> StepCosts:
         overheads = traced_overheads(traced, workload.num_params, workload.dtype, hardware)
         hardware = replace(hardware, overheads=overheads)
     return StepCosts(
-        segments=tuple(cut(segments)),
+        segments=delayed(cut(segments), trainer_seconds(workload)),
         hardware=hardware,
         dtype_bytes=workload.dtype_bytes,
         accumulation=workload.accumulation,
         workload=workload,
     )
+
+
+def delayed(segments: Sequence[Segment], seconds: float) -> tuple[Segment, ...]:
+    """Return a micro-batch's segments behind seconds of the host, for which the device waits."""
+    first, *others = segments
+    launching = first.launching[0] + seconds, first.launching[1]
+    return (replace(first, forward=first.forward + seconds, launching=launching), *others)
 
 
 def without_launches(costs: StepCosts) -> StepCosts:

@@ -23,7 +23,8 @@ from sim.models.work import LayerWork, Work
 from sim.models.workload import Workload
 from sim.schedules.schedule import System, refuse_below_1
 from sim.schedules.systems.on_device import OnDevice
-from sim.timing.costs import Segment, StepCosts, layer_seconds
+from sim.timing.costs import Segment, StepCosts, delayed, layer_seconds
+from sim.timing.trainers import trainer_seconds
 from zenflow.config import unknown_name
 from zenflow.errors import ConfigError
 
@@ -40,6 +41,9 @@ _NO_PRODUCTS = ("conv1d.", "A_log")
 """Beginnings of the names of tensors with two dimensions that no product is with."""
 _KERNELS = 4
 """Kernels of an adapter's forward: two products, a scaling, a sum."""
+_MODULES = 10
+"""Modules that PEFT 0.21 adds for each target: a wrapper, a dropout, both matrices, and six
+dictionaries, of these three and of what adapters of other kinds have."""
 
 _BLOCK, _BLOCKS_OF_SCALES = 64, 256
 """Elements of NF4 that share a scale, and scales that share one of their own."""
@@ -85,8 +89,11 @@ class Lora(OnDevice):
         if costs.workload is None:
             segments = tuple(_of_phases(costs, lora_rank))
         else:
-            own = _adapted(costs, costs.workload, lora_rank, lora_targets, self._unpacked_bytes)
-            segments = tuple(own)
+            work = costs.workload
+            own = _adapted(costs, work, lora_rank, lora_targets, self._unpacked_bytes)
+            targets = sum(len(_matrices(layer, lora_targets)) for layer in work.layers)
+            waiting = trainer_seconds(work, more_modules=_MODULES * targets)
+            segments = delayed(tuple(own), waiting)
         super().__init__(machine, replace(costs, segments=segments, dtype_bytes=FLOAT_BYTES))
 
 
