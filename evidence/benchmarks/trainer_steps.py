@@ -79,7 +79,7 @@ def tiny(layers: int) -> nn.Module:
 
 
 def trainer_settings(point: Point, steps: int, folder: str) -> dict[str, Any]:
-    """Return what both trainers are told."""
+    """Return the settings that both trainers share."""
     return {
         "output_dir": folder, "max_steps": steps, "per_device_train_batch_size": 1,
         "gradient_accumulation_steps": point[1], "use_cpu": True, "report_to": "none",

@@ -432,3 +432,36 @@ def test_pages_cost_what_a_process_that_keeps_its_memory_is_faster_by():
     rows = [line.split() for line in host_optimizers.table(1, fresh, kept).splitlines()[2:]]
     assert rows[1] == ["large:", "loop", "7.000", "3.000", "3.00", "8.00", "0.50"]
     assert rows[2] == ["copy", "0.300", "0.300", "0.00"]
+
+
+def test_a_trainers_parts_are_of_its_excess_over_the_loop(monkeypatch):
+    pytest.importorskip("trl")
+    from evidence.benchmarks import trainer_steps
+
+    sizes = {layers: 10 * layers for layers in trainer_steps.LAYERS}
+    models = {layers: torch.nn.ModuleList(torch.nn.Identity() for _ in range(size - 1))
+              for layers, size in sizes.items()}  # fmt: skip
+    monkeypatch.setattr(trainer_steps, "tiny", models.__getitem__)
+    points = [(n, count) for n in trainer_steps.LAYERS for count in trainer_steps.MICRO_BATCHES]
+    loop = {(n, count): [count * 1e-3 * n] * 3 for n, count in points}
+    own = {
+        (n, count): [s + 5e-4 + count * (2e-4 + 6e-6 * sizes[n]) for s in seconds]
+        for (n, count), seconds in loop.items()
+    }
+    found = trainer_steps.summarise({"loop": loop, "trl": own})
+    assert found["trl"]["parts"] == pytest.approx(
+        {"step": 5e-4, "micro_batch": 2e-4, "module": 6e-6}
+    )
+    lines = trainer_steps.table(found).splitlines()
+    assert lines[1].split()[:2] == ["trl", "0.5000"]
+    assert "loop" in lines[2]
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize("name", ["loop", "transformers", "trl"])
+def test_trainers_of_the_benchmark_run(name):
+    pytest.importorskip("trl")
+    from evidence.benchmarks import trainer_steps
+
+    torch.set_num_threads(1)
+    assert trainer_steps.RUNS[name]((1, 2), 7) > 0
