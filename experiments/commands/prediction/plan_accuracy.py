@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from experiments.commands.prediction.plan_beside import slowness
 from experiments.commands.prediction.plan_run import Wishes, learning_rate
 from experiments.recorded.nearest import Evidence, Training, evidence
 from experiments.training.settings.training import TrainSettings
@@ -45,10 +46,10 @@ def accuracy(plan: Plan, chosen: Option, wishes: Wishes) -> Iterator[str]:
         said += " That record's state is float32 throughout, with both of AdamW's moments."
     text = f"Accuracy: {chosen.rule}. {said}"
     if plan.exact is not None:
-        slower = chosen.tokens_per_second / plan.exact.tokens_per_second
+        slower = slowness(chosen.tokens_per_second / plan.exact.tokens_per_second)
         yield (
             f"{text} To be sure, or to compare losses: {plan.exact.label} is AdamW exactly, at "
-            f"{plan.exact.tokens_per_second:,.0f} tokens/s ({slower:.2g} times slower)."
+            f"{plan.exact.tokens_per_second:,.0f} tokens/s ({slower})."
         )
     elif plan.recommended is not None:
         yield f"{text} Nothing whose rule is AdamW exactly fits."

@@ -21,11 +21,24 @@ _DOUBTFUL = 1.5
 _FEW_HOSTS = 0.75
 """Share of so many times one host's speed below which several hosts are said to wait."""
 _MOST_HELPS = 3
+_ALIKE = 0.05
+"""Difference of two speeds that nobody notices."""
 
 
 def speed(option: Option) -> str:
     """Return tokens per second in words."""
     return f"{option.tokens_per_second:,.0f} tokens/s"
+
+
+def slowness(times: float) -> str:
+    """Return how many times slower a way is, in words.
+
+    >>> slowness(3.456), slowness(1.02), slowness(0.8)
+    ('3.5 times slower', 'about as fast', 'faster')
+    """
+    if abs(times - 1) < _ALIKE:
+        return "about as fast"
+    return f"{times:.2g} times slower" if times > 1 else "faster"
 
 
 def tokens(work: Workload) -> str:
@@ -138,8 +151,7 @@ def plain(plan: Plan, chosen: Option) -> Iterator[str]:
     ours = [option for option in plan.options if option.strategy.name == "zenflow"]
     for option in ours:
         if option.prediction is not None:
-            slower = chosen.tokens_per_second / option.tokens_per_second
-            beside = f"{slower:.2g} times slower" if slower > 1 else "hardly faster"
+            beside = slowness(chosen.tokens_per_second / option.tokens_per_second)
             yield (
                 "Do not offload here: AdamW's states fit the device, and zenflow would be "
                 f"{beside} ({speed(option)})."
