@@ -55,6 +55,7 @@ _MODULES = {
     "sst2": "evidence.studies.sst2.study",
     "small_data": "evidence.studies.small_data.study",
     "glue": "evidence.studies.glue.study",
+    "glue_decoder": "evidence.studies.glue.study",
     "language_model": "evidence.studies.language_model.study",
     "host_state": "evidence.studies.host_state",
     "host_state_seeds": "evidence.studies.host_state_seeds",

@@ -195,8 +195,12 @@ class Subject:
 
 
 @lru_cache(maxsize=2)
-def subject(scope: Scope) -> Subject:
+def subject(scope: Scope, default: str = ENCODER) -> Subject:
     """Return models and tasks of a scope.
+
+    Args:
+        scope: Scope of a study.
+        default: Model where the scope names none.
 
     Raises:
         NeedsInputError: It names no folder.
@@ -214,7 +218,7 @@ def subject(scope: Scope) -> Subject:
             "try --smoke, which needs none"
             + (f"; {folder} has no {' and no '.join(missing)}" if folder else "")
         )
-    names = (ENCODER, DECODER) if scope.model is None else scope.model.split(",")
+    names = (scope.model or default).split(",")
     return Subject(
         models=tuple(map(Model.of, names)),
         sentences={

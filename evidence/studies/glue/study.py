@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
-from evidence.studies.glue.design import JUDGED, METRICS, subject
+from evidence.studies.glue.design import DECODER, JUDGED, METRICS, subject
 from evidence.studies.glue.picture import draw
 from evidence.studies.small_data.design import ADAMW
+from evidence.studies.sst2.model import PACKAGED as ENCODER
 from experiments.lab.columns import Column, Table, key
 from experiments.lab.finding import Finding, Range, Tolerance
 from experiments.lab.intervals import CONFIDENCE, UNKNOWN, Equivalence
@@ -18,12 +20,13 @@ from experiments.lab.study import Cell, Data, Job, Row, Scope, Study
 _POINTS = 100
 
 
-def _run(cell: Cell, job: Job) -> Row:
+def _run(cell: Cell, job: Job, *, default: str) -> Row:
     from evidence.studies.language_model.model import in_folder  # these load torch
     from evidence.studies.small_data.run import fine_tune
 
     model, task, variant = cell.work
-    own = subject(Scope(smoke=job.smoke, seeds=job.seeds, data_dir=job.data_dir, model=job.model))
+    scope = Scope(smoke=job.smoke, seeds=job.seeds, data_dir=job.data_dir, model=job.model)
+    own = subject(scope, default)
     settings = replace(model.kind.protocol, seed=cell.settings["seed"])
     if model.path is not None:
         folder = in_folder(model.path, job.folder.parent / f"model-{model.digest}")
@@ -135,18 +138,26 @@ def _tables(data: Data) -> Sequence[Table]:
     ]
 
 
-STUDY = Study(
-    name="glue",
-    title="Tasks of GLUE: an encoder and a decoder beside AdamW",
-    cells=lambda scope: subject(scope).cells(scope.seeds or (0,)),
-    run=_run,
-    summarise=_summarise,
-    findings=_findings,
-    about=_about,
-    tables=_tables,
-    draw=lambda data: draw(data["groups"], tested),
-    settings=lambda scope: subject(scope).header(),
-    seeds=(0, 1, 2, 3, 4),
-    minutes=1200,
-    uses=frozenset({"data_dir", "model"}),
+def _study(name: str, title: str, default: str) -> Study:
+    """Return the study of a model, where ``--model`` names no other."""
+    return Study(
+        name=name,
+        title=title,
+        cells=lambda scope: subject(scope, default).cells(scope.seeds or (0,)),
+        run=partial(_run, default=default),
+        summarise=_summarise,
+        findings=_findings,
+        about=_about,
+        tables=_tables,
+        draw=lambda data: draw(data["groups"], tested),
+        settings=lambda scope: subject(scope, default).header(),
+        seeds=(0, 1, 2, 3, 4),
+        minutes=600,
+        uses=frozenset({"data_dir", "model"}),
+    )
+
+
+STUDIES = (
+    _study("glue", "Tasks of GLUE: an encoder beside AdamW", ENCODER),
+    _study("glue_decoder", "Tasks of GLUE: a decoder beside AdamW", DECODER),
 )

@@ -11,6 +11,8 @@ import torch
 
 from evidence.studies.glue import study
 from evidence.studies.glue.design import (
+    DECODER,
+    ENCODER,
     FILES,
     JUDGED,
     KINDS,
@@ -119,6 +121,20 @@ def test_tasks_and_models_are_data(tmp_path):
         subject(Scope(data_dir=folder, model=str(names[0]), seeds=(1,)))
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_study_is_of_its_own_model(monkeypatch, tmp_path, place):
+    own = Model(name="own:tiny", path=None, kind=SMOKE)
+    asked = []
+    monkeypatch.setattr(Model, "of", lambda name: asked.append(name) or own)
+    folder = folder_of(tmp_path / "data", pair="")
+    studies = study.STUDIES
+    assert studies[place].cells(Scope(data_dir=folder, seeds=(place,)))
+    assert asked == [(ENCODER, DECODER)[place]]
+    studies[place].cells(Scope(data_dir=folder, seeds=(place,), model="other"))
+    assert asked[1:] == ["other"]
+    assert [each.name for each in studies] == ["glue", "glue_decoder"]
+
+
 def test_runs_of_claims_come_first_seed_by_seed():
     model = Model(name="own:tiny", path=None, kind=SMOKE)
     own = Subject(models=(model,), sentences={task.name: MADE for task in TASKS})
@@ -151,7 +167,7 @@ def group_of(points, variant=JUDGED[0]):
 )
 def test_a_rule_is_equivalent_within_its_tasks_margin_or_the_seeds_can_not_tell(points, verdict):
     data = {"groups": [group_of([0.0] * len(points), ADAMW), group_of(points)]}
-    (finding,) = study.STUDY.findings(data)
+    (finding,) = study.STUDIES[0].findings(data)
     assert finding.verdict is verdict
     assert "within 2.5 points" in finding.claim
 
