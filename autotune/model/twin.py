@@ -14,7 +14,8 @@ from sim.hardware.profile import HardwareProfile
 from sim.models.workload import Workload
 from sim.simulate import Prediction, Strategy
 from sim.steady import steady
-from sim.timing.costs import Segment, StepCosts, costs_of, without_launches
+from sim.timing.costs import StepCosts, costs_of, without_launches
+from sim.timing.segments import Segment
 from zenflow.config import ZenFlowConfig
 from zenflow.knobs import Knobs
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sim.schedules.schedule import refuse_below_1
-from sim.timing.costs import Segment
+from sim.timing.segments import Segment
 from zenflow.errors import ConfigError
 from zenflow.rule.sizes import LEAST_SLOTS, STREAMED_ELEMENTS, spread
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sim.timing.costs import Segment, StepCosts
+from sim.timing.costs import StepCosts
+from sim.timing.segments import Segment
 from zenflow.config import unknown_name
 from zenflow.errors import ConfigError
 

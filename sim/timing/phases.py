@@ -11,7 +11,8 @@ from sim.hardware.cells import dimension_of
 from sim.hardware.components import Device, EngineOverheads, Host, Link
 from sim.hardware.profile import HardwareProfile
 from sim.hardware.quantity import Quantity
-from sim.timing.costs import Segment, StepCosts
+from sim.timing.costs import StepCosts
+from sim.timing.segments import Segment
 from zenflow.config import raise_violations
 
 _Record = TypeVar("_Record")

@@ -14,9 +14,10 @@ from sim.hardware.profile import HardwareProfile
 from sim.hardware.quantity import Quantity
 from sim.machine import Machine
 from sim.simulate import Strategy, simulate
-from sim.timing.costs import Segment, StepCosts
+from sim.timing.costs import StepCosts
 from sim.timing.division import PARALLELS
 from sim.timing.phases import costs_of_phases
+from sim.timing.segments import Segment
 from tests.sim.test_schedules import ANYWHERE
 from zenflow.config import PRESETS
 

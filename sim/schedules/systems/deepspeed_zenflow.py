@@ -18,7 +18,8 @@ from sim.machine import Machine, Process
 from sim.memory_parts import FLOAT_BYTES, Part, SystemCase, SystemParts
 from sim.schedules.schedule import AbstractSchedule, Step, System
 from sim.schedules.systems.deepspeed_zero_offload import offload_hooks, step_rate
-from sim.timing.costs import Segment, StepCosts
+from sim.timing.costs import StepCosts
+from sim.timing.segments import Segment
 from zenflow.config import raise_violations
 
 

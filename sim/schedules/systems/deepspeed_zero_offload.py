@@ -18,8 +18,9 @@ from sim.machine import Machine, least_seconds
 from sim.memory_parts import FLOAT_BYTES, REDUCE_BUCKET, Part, SystemCase, SystemParts
 from sim.schedules.schedule import Step, System
 from sim.schedules.systems.zero_offload import OffloadTraffic, ZeroOffload
-from sim.timing.costs import Segment, StepCosts
+from sim.timing.costs import StepCosts
 from sim.timing.framework import deepspeed_hooks, non_finite_bytes, norm_bytes
+from sim.timing.segments import Segment
 
 RELEASED = OffloadTraffic(down=4.0, prepare=8.0, update=28.0, convert=6.0, up=2.0)
 """Traffic of the last micro-batch and the step, bytes for each element.

@@ -23,7 +23,8 @@ from sim.models.work import LayerWork, Work
 from sim.models.workload import Workload
 from sim.schedules.schedule import System, refuse_below_1
 from sim.schedules.systems.on_device import OnDevice
-from sim.timing.costs import Segment, StepCosts, delayed, layer_seconds
+from sim.timing.costs import StepCosts, layer_seconds
+from sim.timing.segments import Segment, delayed
 from sim.timing.trainers import trainer_seconds
 from zenflow.config import unknown_name
 from zenflow.errors import ConfigError

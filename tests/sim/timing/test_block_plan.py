@@ -8,8 +8,9 @@ import torch
 
 from sim.simulate import Strategy, simulate
 from sim.timing.block_plan import BlockPlan
-from sim.timing.costs import Segment, StepCosts
+from sim.timing.costs import StepCosts
 from sim.timing.phases import costs_of_phases
+from sim.timing.segments import Segment
 from zenflow import ZenFlowAdamW, ZenFlowConfig
 
 SHAPES = [(300, 128), (128, 128), (512, 128), (128, 512), (64, 128), (258, 128)]

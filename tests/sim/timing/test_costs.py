@@ -10,8 +10,9 @@ from sim.hardware.quantity import Quantity
 from sim.models.table import find_model
 from sim.models.work import LayerWork
 from sim.models.workload import Workload
-from sim.timing.costs import SEGMENT_FLOOR, Segment, costs_of, cut, layer_seconds
+from sim.timing.costs import costs_of, layer_seconds
 from sim.timing.phases import costs_of_phases
+from sim.timing.segments import SEGMENT_FLOOR, Segment, cut
 from zenflow.errors import ConfigError
 
 
