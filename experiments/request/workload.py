@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.request.request import Request
 from experiments.training.settings.sizes import MODEL_SIZES
 from experiments.training.settings.training import DTYPES
-from sim.models.workload import MOST_MICRO_BATCHES
+from sim.models.workload import LOOP, MOST_MICRO_BATCHES
 from zenflow.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def traced_of(request: Request) -> TracedStep | None:
 
     Raises:
         ConfigError: The trace can't be read, does not say of which batch it is, or other kernels
-            are asked for.
+            or another trainer are asked for.
     """
     if request.from_trace is None:
         if request.traced_batch is not None:
@@ -33,6 +33,11 @@ def traced_of(request: Request) -> TracedStep | None:
         raise ConfigError(
             f"{request.from_trace} has the kernels that ran, so --kernels {request.kernels} would "
             "change nothing: leave it out, or trace with those kernels"
+        )
+    if request.trainer != LOOP:
+        raise ConfigError(
+            f"{request.from_trace} has the time of the code around its passes, so --trainer "
+            f"{request.trainer} would count that twice: leave it out, or trace with that trainer"
         )
     from sim.traced.step import read_step
 

@@ -181,6 +181,9 @@ def test_what_can_not_be_asked_of_a_trace_is_refused(made, machine, model, tmp_p
     assert "trace full fine-tuning of the model" in other.output
     fused = run("simulate", *model, *machine, "--from-trace", made[0], "--kernels", "liger")
     assert "has the kernels that ran" in fused.output
+    twice = run("simulate", *model, *machine, "--from-trace", made[0], "--trainer", "trl")
+    assert twice.exit_code == 2
+    assert "--trainer trl would count that twice" in twice.output
     alone = run("simulate", *model, *machine, "--traced-batch", "3x16")
     assert "give --from-trace" in alone.output
     wrong = run("simulate", *model, *machine, "--from-trace", made[0], "--traced-batch", "3,16")
