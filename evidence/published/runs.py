@@ -26,7 +26,7 @@ from experiments.paper.setups import HostPass, Measurement
 from sim.hardware.cells import refuse_unknown
 from zenflow.errors import ConfigError
 
-Entered = Literal["fitted", "unfitted", "blind", "last", "third", "fourth", "fifth"]
+Entered = Literal["fitted", "unfitted", "blind", "last", "third", "fourth", "fifth", "sixth"]
 Open = Literal["device", "host", "network", "batch", "modules", "recomputation", "time"]
 
 
@@ -48,7 +48,7 @@ class Group:
     @property
     def is_blind(self) -> bool:
         """Whether all rows were entered before any of them was predicted."""
-        return self.entered in ("blind", "last", "third", "fourth", "fifth")
+        return self.entered not in ("fitted", "unfitted")
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,6 +173,7 @@ def errors_by_regime(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     chosen["of these, entered third"] = _entered("third", counted)
     chosen["of these, entered fourth"] = _entered("fourth", counted)
     chosen["of these, entered fifth"] = _entered("fifth", counted)
+    chosen["of these, entered sixth"] = _entered("sixth", counted)
     chosen["all stated"] = stated
     for name in regimes[1:]:
         chosen[f"all stated, {name}"] = [row for row in stated if row["regime"] == name]

@@ -205,7 +205,7 @@ def test_rows_that_are_not_right_are_refused_with_their_place(rows, said, load):
         (
             '"blind"',
             '"blnd"',
-            "blind, last, third, fourth, fifth, got 'blnd'",
+            "blind, last, third, fourth, fifth, sixth, got 'blnd'",
         ),
         ('["host"]', '["hosts"]', "page.toml, group: open must be"),
         ('source = "someone/somewhere"', "", "page.toml, group, 'a row' lacks source"),

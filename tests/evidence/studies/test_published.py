@@ -197,6 +197,7 @@ def test_regimes_hold_every_row_once_and_their_errors_are_the_rows_own(rows):
         "of these, entered third": sum(group.entered == "third" for group in counted),
         "of these, entered fourth": sum(group.entered == "fourth" for group in counted),
         "of these, entered fifth": sum(group.entered == "fifth" for group in counted),
+        "of these, entered sixth": sum(group.entered == "sixth" for group in counted),
         "all stated": len(stated),
         "all stated and entered blind": sum(group.is_blind for group in stated),
         "the same with groups listed late": sum(
