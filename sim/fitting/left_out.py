@@ -57,7 +57,7 @@ TABLE = 0.28
 (`zenflow study published`)."""
 BY_REGIME: Mapping[str, LeftOut] = {
     "offload": LeftOut(fast=0.07, slow=0.68),
-    "launch-bound": LeftOut(fast=0.0, slow=0.7),
+    "launch-bound": LeftOut(fast=0.0, slow=0.65),
     "several hosts": LeftOut(fast=0.0, slow=0.36),
     "devices, no offload": LeftOut(fast=0.0, slow=0.39),
     "device alone": LeftOut(fast=0.04, slow=0.25),
