@@ -81,7 +81,9 @@ class Request:
     attention: str = setting("native", section=COMPUTE, choices=ATTENTIONS)
     """Kernels of attention. Native ones are those that today's PyTorch picks: cuDNN's on Hopper
     and the B200, fused ones elsewhere. They are as fast as FlashAttention-3 and 4. Fused ones are
-    FlashAttention-2, and PyTorch's with an older cuDNN. Eager ones keep scores for backward."""
+    FlashAttention-2, and PyTorch's with an older cuDNN. Eager ones keep scores for backward.
+    The first FlashAttention (flash1), of before July 2023 and of PyTorch 2.0 and 2.1, is half as
+    fast."""
     loss: str = setting("tokens", section=COMPUTE, choices=LOSSES)
     """Loss behind the last layer: cross entropy of every token's logits, of logits that are never
     whole (chunks: `zenflow train --chunked-loss`), their sum, or a few classes of a sequence with

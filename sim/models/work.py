@@ -21,6 +21,9 @@ mask, softmax in float32 (twice as wide), its cast, the product with values. Est
 _COMPILED_SCORE_PASSES = 4.0
 """Number of times that a score is read or written where one compiled kernel is between the two
 products. Counted."""
+_FIRST_FLASH = 0.5
+"""Rate of the first FlashAttention's kernels over the second's, which are about twice as fast: 50
+to 73 % of an A100's peak in place of 25 to 40 % (Dao 2023, abstract)."""
 _SCORE_KERNELS, _SCORE_CASTS = 5, 2
 """Kernels of eager attention's forward beside the one of fused attention, counted in transformers'
 own modules. Gated families take the softmax in float32, which casts where they have 16 bits."""
@@ -48,6 +51,8 @@ class LayerWork:
     """Tokens of a causal sequence that fused attention goes over; infinite by other kernels."""
     is_native: bool = False
     """Whether attention runs by kernels of the device's generation."""
+    attention_share: float = 1.0
+    """Rate of attention's kernels over that of fused ones, or native ones."""
     keeps_scores: bool = False
     """Whether attention's scores are kept, so that backward does not compute them once more."""
 
@@ -155,6 +160,7 @@ class Work:
             num_kernels=kernels + len(products) + (self._score_kernels(layer) if is_eager else 0),
             attention_tokens=self._span(mixer) if is_cut else math.inf,
             is_native=workload.attention == "native",
+            attention_share=_FIRST_FLASH if workload.attention == "flash1" else 1.0,
             keeps_scores=is_eager,
         )
 

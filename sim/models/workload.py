@@ -24,7 +24,7 @@ from sim.traced.step import TracedStep
 from zenflow.config import raise_violations, unknown_name
 
 DTYPE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
-ATTENTIONS = ("fused", "native", "eager")
+ATTENTIONS = ("fused", "native", "eager", "flash1")
 MOST_MICRO_BATCHES = 4_096
 """Most micro-batches of a step that commands take: more take minutes to simulate."""
 LOSSES = ("tokens", "parts", "chunks", "float32", "sum", "classes")
@@ -67,7 +67,8 @@ class Workload:
     backward, as *selective* recomputation does (Korthikanti et al. 2022, section 4.2). Native ones
     do so by what a device's generation has of its own: FlashAttention-3 and 4, or cuDNN. They are
     what PyTorch picks on Hopper and the B200 where cuDNN is newer than 9.15 (its sdp_utils.cpp);
-    a device without such kernels has fused ones. Eager ones keep scores, over the whole square."""
+    a device without such kernels has fused ones. Eager ones keep scores, over the whole square.
+    The first FlashAttention, of before July 2023, is that of PyTorch 2.0 and 2.1 too."""
     offloads_activations: bool = False
     """Whether what a layer keeps for backward waits on the host meanwhile."""
     kernels: str = "eager"

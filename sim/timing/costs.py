@@ -267,7 +267,7 @@ def _attention_seconds(
     rate = device.attention_rate(
         dtype, is_backward=is_backward, is_native=work.is_native, tokens=work.attention_tokens
     )
-    return work.attention_flop / rate
+    return work.attention_flop / (rate * work.attention_share)
 
 
 def launch_seconds(

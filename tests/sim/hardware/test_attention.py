@@ -48,6 +48,19 @@ def test_native_kernels_are_faster_on_hopper_and_the_same_where_there_are_none()
     assert llama("dgx-a100-80", "native", 8192) == llama("dgx-a100-80", "fused", 8192)
 
 
+@pytest.mark.parametrize("machine", ["hgx-h100", "dgx-a100-80"])
+def test_the_first_flash_attention_takes_twice_as_long_and_nothing_else_does(machine):
+    # Of 32 layers, heads of 32 x 128 over half of the square, forward and 2.5 times that backward.
+    flop = 32 * 4 * 32 * 128 * 8192**2 / 2
+    device = find_machine(machine, 1).device
+    seconds = sum(
+        times * flop / device.attention_rate("bfloat16", tokens=8192, is_backward=times > 1)
+        for times in (1.0, 2.5)
+    )
+    more = llama(machine, "flash1", 8192) - llama(machine, "fused", 8192)
+    assert more == pytest.approx(seconds, rel=0.02)
+
+
 def test_backward_goes_by_its_own_share_and_where_there_is_none_by_forwards():
     device = find_device("a100-80-sxm")
     rates = [device.attention_rate("bfloat16", is_backward=back) for back in (False, True)]
