@@ -106,7 +106,7 @@ def test_every_axis_moves_the_machine_or_the_work():
     values = {
         "model": "mini", "gpu": "h100", "machine": "dgx-a100-40", "host": "epyc-9654",
         "link": "pcie3-x16", "fabric": "nvlink3", "nvme": "none", "dtype": "float32",
-        "checkpointing": "yes", "kernels": "liger",
+        "checkpointing": "yes", "kernels": "liger", "trainer": "trl",
         "strategy": "zero_offload", "k": "0.3", "topk_ratio": "0.3",
         "S": "8", "update_interval": "8", "queue_depth": "2", "overlap_step": "no",
         "update_rule": "published", "host_state": "compact", "select_interval": "7",
