@@ -25,12 +25,14 @@ from experiments.lab.intervals import CONFIDENCE, Equivalence
 from experiments.lab.study import Cell, Data, Scope, Study
 
 VARIANTS = (FLOAT, COMPACT, BOTH, NEAR)
-REPEATED = ("from scratch, beta2 = 0.99", "from scratch, beta2 = 0.999", "from scratch, long")
+ABOVE = ("from scratch, beta2 = 0.99", "from scratch, beta2 = 0.999", "from scratch, long")
 """Settings of `evidence.studies.host_state` whose three seeds were above the margin."""
+LARGER = ("10.7M parameters",)
+"""Settings of that study which have one seed there."""
 _PERCENT = 100
 
 
-def cells_of(names: Sequence[str], scope: Scope) -> Sequence[Cell]:
+def _cells(names: Sequence[str], scope: Scope) -> Sequence[Cell]:
     """Return all runs of some settings, seed by seed, those of many steps last.
 
     A part of them says something.
@@ -60,8 +62,7 @@ def _interval(excess: Sequence[float]) -> str:
     return f"{low:+.2f} to {high:+.2f}"
 
 
-def findings_of(data: Data) -> Sequence[Finding]:
-    """Return a claim on the mean of each setting's formats."""
+def _findings(data: Data) -> Sequence[Finding]:
     return [
         Finding(
             claim=f"{group['setting']}, {group['variant']}: loss is float32's, in the mean",
@@ -75,17 +76,7 @@ def findings_of(data: Data) -> Sequence[Finding]:
     ]  # fmt: skip
 
 
-def _about(data: Data) -> str:
-    del data
-    return (
-        "Settings of `zenflow study host_state` in which compact state ended more than 0.2% above "
-        "float32 in the mean of three seeds, on seeds that had no part in that choice. Float32 "
-        "from first weights that differ by 0.1% shows the difference that means nothing."
-    )
-
-
-def tables_of(data: Data) -> Sequence[Table]:
-    """Return the table of all excesses, with intervals."""
+def _tables(data: Data) -> Sequence[Table]:
     columns = [
         key("setting"),
         key("variant"),
@@ -97,16 +88,47 @@ def tables_of(data: Data) -> Sequence[Table]:
     return [Table(title="Held-out loss", columns=columns, rows=groups_of(data["rows"]))]
 
 
-STUDY = Study(
-    name="host_state_seeds",
-    title="Held-out loss with compact host state, where three seeds can't tell",
-    cells=lambda scope: cells_of(REPEATED, scope),
-    run=run,
-    summarise=lambda rows, _: {"rows": kept(rows)},
-    findings=findings_of,
-    about=_about,
-    tables=tables_of,
-    draw=draw,
-    seeds=tuple(range(3, 11)),
-    minutes=100,
-)
+def _study(
+    name: str,
+    title: str,
+    about: str,
+    settings: Sequence[str],
+    *,
+    seeds: tuple[int, ...],
+    minutes: int,
+) -> Study:
+    """Return the study of some settings on fresh seeds."""
+    return Study(
+        name=name,
+        title=title,
+        cells=lambda scope: _cells(settings, scope),
+        run=run,
+        summarise=lambda rows, _: {"rows": kept(rows)},
+        findings=_findings,
+        about=lambda _: (
+            f"{about} Float32 from first weights that differ by 0.1% shows the "
+            "difference that means nothing."
+        ),
+        tables=_tables,
+        draw=draw,
+        seeds=seeds,
+        minutes=minutes,
+    )
+
+
+STUDIES = (
+    _study(
+        "host_state_seeds",
+        "Held-out loss with compact host state, where three seeds can't tell",
+        "Settings of `zenflow study host_state` in which compact state ended more than 0.2% above "
+        "float32 in the mean of three seeds, on seeds that had no part in that choice.",
+        ABOVE, seeds=tuple(range(3, 11)), minutes=100,
+    ),
+    _study(
+        "host_state_larger",
+        "Held-out loss with compact host state, 10.7M parameters",
+        "The larger model of `zenflow study host_state`, 10.7M parameters from random weights at "
+        "1e-3, which has one seed there, on other seeds.",
+        LARGER, seeds=(3, 4, 5), minutes=200,
+    ),
+)  # fmt: skip

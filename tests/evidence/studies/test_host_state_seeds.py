@@ -4,7 +4,7 @@ from statistics import fmean
 
 import pytest
 
-from evidence.studies import host_state, host_state_larger, host_state_seeds
+from evidence.studies import host_state, host_state_seeds
 from evidence.studies.host_state import COMPACT, FLOAT, NEAR
 from experiments.lab.study import Scope
 
@@ -20,25 +20,30 @@ def row(seed, variant, loss, setting="from scratch, long"):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("module", [host_state_seeds, host_state_larger])
-def test_runs_are_the_other_studys_with_seeds_that_it_does_not_have(module):
+SEEDS, LARGER = host_state_seeds.STUDIES
+
+
+@pytest.mark.parametrize(
+    ("study", "settings"), [(SEEDS, host_state_seeds.ABOVE), (LARGER, host_state_seeds.LARGER)]
+)
+def test_runs_are_the_other_studys_with_seeds_that_it_does_not_have(study, settings):
     last = host_state.STUDY.seeds[-1]
-    fresh = module.STUDY.cells(Scope(seeds=(last,)))
+    fresh = study.cells(Scope(seeds=(last,)))
     others = host_state.STUDY.cells(Scope(seeds=(last,)))
     by_key = {key_of(cell): cell for cell in others}
     shared = [cell for cell in fresh if key_of(cell) in by_key]
-    assert {setting for setting, _ in map(key_of, shared)} == set(module.REPEATED)
+    assert {setting for setting, _ in map(key_of, shared)} == set(settings)
     assert all(by_key[key_of(cell)].settings == cell.settings for cell in shared)
     assert all(by_key[key_of(cell)].work == cell.work for cell in shared)
     assert {key_of(cell)[1] for cell in fresh} == set(host_state_seeds.VARIANTS)
-    assert set(module.STUDY.seeds).isdisjoint(host_state.STUDY.seeds)
+    assert set(study.seeds).isdisjoint(host_state.STUDY.seeds)
 
 
 def test_a_claim_is_of_the_mean_and_tells_its_interval():
     rows = [row(seed, FLOAT, 2.0) for seed in (3, 4, 5)]
     rows += [row(seed, COMPACT, 2.0 + 0.002 * seed) for seed in (3, 4, 5)]
     rows += [row(seed, NEAR, 3.0) for seed in (3, 4, 5)]
-    (finding,) = host_state_seeds.STUDY.findings({"rows": rows})
+    (finding,) = SEEDS.findings({"rows": rows})
     assert finding.measured == pytest.approx(fmean([0.3, 0.4, 0.5]))
     # Student's t of two degrees of freedom, 0.95: 2.92; standard error 0.1 / sqrt(3).
     assert "3 seeds, 90% interval +0.23 to +0.57 %" in finding.note
@@ -46,6 +51,6 @@ def test_a_claim_is_of_the_mean_and_tells_its_interval():
 
 
 def test_runs_of_many_steps_come_last():
-    steps = [c.settings["steps"] for c in host_state_seeds.STUDY.cells(Scope(seeds=(3, 4)))]
+    steps = [c.settings["steps"] for c in SEEDS.cells(Scope(seeds=(3, 4)))]
     assert steps == sorted(steps)
     assert steps[-1] == 2000
