@@ -2,13 +2,14 @@
 
     python -m evidence.benchmarks.trainer_steps [--rounds 9] [--steps 40] [--out FILE]
 
-transformers' Trainer and TRL's SFTTrainer, with their default settings, train a tiny Llama of one
-layer on a CPU, and so does a loop of the same batches, loss, clipping, AdamW and schedule. So what
-a trainer takes beyond that loop is Python. More layers hang on the model and are never called,
-because the time that they would compute varies by more than a trainer takes. Runs with and without
-them, with one micro-batch a step and with several, tell the parts apart: of a step, of a
-micro-batch, and of each module in a micro-batch, as a trainer calls `model.train()` before every
-one. The simulator takes them from here (`sim.timing.trainers`).
+transformers' Trainer and TRL's SFTTrainer, with their default settings but for recomputation,
+train a tiny Llama of one layer on a CPU. A loop does that too, with the same batches, loss,
+clipping, AdamW and schedule, so the time that a trainer takes beyond the loop's is Python. More
+layers hang on the model and are never called, because the time that they would compute varies by
+more than a trainer takes. Runs with and without them, with one micro-batch a step and with
+several, tell the parts apart: of a step, of a micro-batch, and of each module in a micro-batch, as
+a trainer calls `model.train()` before every one. The simulator takes the parts from here
+(`sim.timing.trainers`).
 """
 
 from __future__ import annotations

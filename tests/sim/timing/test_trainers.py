@@ -1,4 +1,4 @@
-"""What a trainer adds to a step: seconds by hand, and where nothing is to be added."""
+"""Seconds that a trainer adds to a step, by hand, and cases where nothing is to be added."""
 
 from dataclasses import replace
 from itertools import pairwise
