@@ -144,13 +144,13 @@ def forwards_of(runs: Sequence[Observation]) -> list[ComputeTimes]:
 
 def _samples(times: ComputeTimes, factor: float) -> list[Sample]:
     """Return forward and backward as the counts that `sim.timing.costs.layer_seconds` charges."""
-    forward_counts = _forward_counts(times.workload)
+    forward_counts, works = _forward_counts(times.workload), Work(times.workload).all()
     backward_counts = {
         "matmul": 2 * factor * forward_counts["matmul"],
         "attention": 2.5 * factor * forward_counts["attention"],
-        "elementwise": 2 * factor * forward_counts["elementwise"],
+        "elementwise": factor * sum(work.elementwise_bytes.backward for work in works),
         "backward launch": 2 * forward_counts["launch"],
-        "gradient": sum(work.weight_bytes for work in Work(times.workload).all()),
+        "gradient": sum(work.weight_bytes for work in works),
     }
     assert times.backward is not None  # a model by itself has both
     return [
@@ -171,7 +171,7 @@ def _forward_counts(workload: Workload) -> dict[str, float]:
     return {
         "matmul": sum(work.matmul_flop for work in works),
         "attention": sum(work.attention_flop for work in works),
-        "elementwise": sum(work.elementwise_bytes for work in works),
+        "elementwise": sum(work.elementwise_bytes.forward for work in works),
         "launch": sum(work.num_kernels for work in works),
     }
 

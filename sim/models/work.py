@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sim.models.kernels import KERNELS, PLAIN_LAUNCHES
+from sim.models.kernels import KERNELS, NOTHING, PLAIN_LAUNCHES, Passes
 from sim.models.recomputation import products_again
 from sim.models.shapes.parts import Layer, Mixer, Parameter
 from sim.models.workload import Workload
@@ -39,10 +39,12 @@ class LayerWork:
     """Number of products with weights."""
     attention_flop: float
     """FLOP of scores and of their product with values."""
-    elementwise_bytes: float
-    """Bytes of activations read and written by everything that is not a product."""
+    elementwise_bytes: Passes
+    """Bytes of activations that all but products read and write, forward and backward."""
     weight_bytes: float
     """Bytes of weights that are read."""
+    product_bytes: float = 0.0
+    """Bytes of activations that products with weights read and write."""
     tensor_bytes: float = math.inf
     """Bytes of one tensor of the residual stream's width."""
     num_kernels: int
@@ -109,23 +111,21 @@ class Work:
             matmul_flop=products["matmul_flop"],
             num_matmuls=products["num_matmuls"],
             attention_flop=0.0,
-            elementwise_bytes=products["elementwise_bytes"] + self.workload.tokens * passes,
+            elementwise_bytes=passes * self.workload.tokens,
             weight_bytes=products["weight_bytes"],
+            product_bytes=products["product_bytes"],
             num_kernels=kernels + products["num_matmuls"],
         )
 
     def _products(self, products: Sequence[tuple[Parameter, float]]) -> dict[str, Any]:
-        """Return work of products with weights, by field, each for a share of the tokens.
-
-        ``elementwise_bytes`` are what they read and write beside weights.
-        """
+        """Return work of products with weights, by field, each for a share of the tokens."""
         tokens, size = self.workload.tokens, self.workload.dtype_bytes
         touched = sum(tokens * share * (p.shape[0] + p.shape[1]) for p, share in products)
         return {
             "matmul_flop": sum(2.0 * tokens * share * p.numel for p, share in products),
             "num_matmuls": len(products),
-            "elementwise_bytes": touched * size,
             "weight_bytes": sum(p.numel * size for p, _ in products),
+            "product_bytes": touched * size,
         }
 
     def _work(self, layer: Layer, *, is_first: bool, is_last: bool) -> LayerWork:
@@ -150,12 +150,11 @@ class Work:
             matmul_flop=multiplied["matmul_flop"],
             num_matmuls=len(products),
             attention_flop=0.0 if mixer is None else self._mixing_flop(mixer, is_cut=is_cut),
-            # Beside what products read and write.
-            elementwise_bytes=multiplied["elementwise_bytes"]
-            + tokens * passes
-            + logits * self._logit_bytes
-            + (pairs * heads * self._score_bytes if is_eager else 0.0),
+            elementwise_bytes=passes * tokens
+            + self._logit_bytes * logits
+            + self._score_bytes * (pairs * heads if is_eager else 0),
             weight_bytes=multiplied["weight_bytes"],
+            product_bytes=multiplied["product_bytes"],
             tensor_bytes=float(tokens * workload.hidden * size),
             num_kernels=kernels + len(products) + (self._score_kernels(layer) if is_eager else 0),
             attention_tokens=self._span(mixer) if is_cut else math.inf,
@@ -187,48 +186,53 @@ class Work:
             return sequence
         return min(sequence, 2.0 * mixer.window)
 
-    def _elementwise(self, layer: Layer) -> tuple[float, int]:
+    def _elementwise(self, layer: Layer) -> tuple[Passes, int]:
         """Return bytes for each token, and kernels, of a layer's elementwise operations.
 
         As `KERNELS` counts them. Llama's family: two RMS norms, rotary positions on queries and
-        keys, a gated activation; others: two fused norms and an activation. Both: two sums into
+        keys, a gated activation; others: two layer norms and an activation. Both: two sums into
         the residual stream, and copies between layouts. A dropout reads and writes, and writes a
         mask of bytes; compiled ones are part of the sums.
         """
         if not layer.is_inner:
-            return 0.0, 4
+            return NOTHING, 4
         size, hidden = self.workload.dtype_bytes, self.workload.hidden
         inner, mixer = layer.inner_width, layer.mixer
         kernels = KERNELS[self.workload.kernels]
-        shared = kernels.residual * size * hidden
+        shared = kernels.residual.of(size) * hidden
         if not layer.is_gated:
-            plain, launches = (4.0 * hidden + 2.0 * inner) * size, PLAIN_LAUNCHES
+            plain = kernels.layer_norm.of(size) * (2 * hidden) + _twice(2.0 * inner * size)
+            launches = PLAIN_LAUNCHES
             if self.workload.dropouts[0] and self.workload.kernels != "compiled":
-                plain, launches = plain + 2.0 * (2.0 * size + 1.0) * hidden, launches + 2
+                plain += _twice(2.0 * (2.0 * size + 1.0) * hidden)
+                launches += 2
             return shared + plain, min(launches, kernels.launches)
-        if kernels.norm is None:  # in float32
-            norm = 24.0 + 4.0 * size if size < 4 else 28.0
-        else:
-            norm = kernels.norm * size
+        norms = kernels.rms_norm.of(size) * layer.normed_width
         rotated = 0 if mixer is None else mixer.queries + mixer.keys
-        more = (kernels.rotary * rotated + kernels.gate * inner) * size
-        return shared + norm * layer.normed_width + more, kernels.launches
+        more = kernels.rotary.of(size) * rotated + kernels.gate.of(size) * inner
+        return shared + norms + more, kernels.launches
 
     @property
-    def _score_bytes(self) -> float:
-        """Bytes that eager attention's forward moves for each score."""
+    def _score_bytes(self) -> Passes:
+        """Bytes that eager attention moves for each score."""
         workload = self.workload
         passes = _COMPILED_SCORE_PASSES if workload.kernels == "compiled" else _SCORE_PASSES
         size = workload.dtype_bytes
-        return passes * size + workload.dropouts[1] * (2.0 * size + 1.0)
+        return _twice(passes * size + workload.dropouts[1] * (2.0 * size + 1.0))
 
     def _score_kernels(self, layer: Layer) -> int:
         casts = _SCORE_CASTS if layer.is_gated and self.workload.dtype_bytes < 4 else 0
         return _SCORE_KERNELS + casts + self.workload.dropouts[1]
 
     @property
-    def _logit_bytes(self) -> float:
-        if self.workload.loss in ("sum", "classes"):  # a sum reads them once
-            return self.workload.dtype_bytes
+    def _logit_bytes(self) -> Passes:
+        size = self.workload.dtype_bytes
+        if self.workload.loss in ("sum", "classes"):  # read once, and a gradient is written
+            return Passes(size, size)
         kernels = KERNELS["eager" if self.workload.loss == "float32" else self.workload.kernels]
-        return kernels.logit + kernels.logit_units * self.workload.dtype_bytes
+        return kernels.logit.of(size)
+
+
+def _twice(forward: float) -> Passes:
+    """Return passes whose backward moves twice what forward does."""
+    return Passes(forward, 2.0 * forward)

@@ -246,11 +246,13 @@ def layer_seconds(
         raise ConfigError(
             f"{device.name} has no peak for {dtype}: it has {', '.join(device.flops)}"
         )
-    forward = _seconds(work, device, dtype) + _attention_seconds(work, device, dtype)
+    moved = work.elementwise_bytes
+    forward = _seconds(work, device, dtype, 1.0, moved.forward)
+    forward += _attention_seconds(work, device, dtype)
     attention = _attention_seconds(work, device, dtype, is_backward=True)
     attention *= _KEPT_ATTENTION_BACKWARD if work.keeps_scores else _ATTENTION_BACKWARD
     products = 1.0 if is_frozen else 2.0
-    backward = _seconds(work, device, dtype, products, 2.0) + attention
+    backward = _seconds(work, device, dtype, products, moved.backward) + attention
     backward *= device.backward_factor.value
     if device.gradient_bandwidth is not None and not is_frozen:
         backward += work.weight_bytes / device.gradient_bandwidth.value
@@ -290,16 +292,19 @@ def launch_seconds(
 
 
 def _seconds(
-    work: LayerWork, device: Device, dtype: str, times: float = 1.0, elementwise: float = 1.0
+    work: LayerWork, device: Device, dtype: str, times: float, elementwise_bytes: float
 ) -> float:
-    """Return the seconds of a pass with a layer's products and elementwise work so many times."""
+    """Return the seconds of a pass with a layer's products so many times, and such bytes.
+
+    What a product reads and writes hides behind its FLOP, or binds.
+    """
     rate = device.product_rate(dtype)
     bandwidth = device.bandwidth.value * device.bandwidth_efficiency.value
-    products = max(times * work.matmul_flop / rate, times * work.weight_bytes / bandwidth)
+    from_memory = 1.0 - 0.5 * device.cached(work.tensor_bytes)  # half of what moves is read
+    moved = work.weight_bytes + work.product_bytes * from_memory
+    products = times * max(work.matmul_flop / rate, moved / bandwidth)
     products += times * work.num_matmuls * device.matmul_latency.value
-    # Half of what elementwise kernels move is read.
-    moved = work.elementwise_bytes * (1.0 - 0.5 * device.cached(work.tensor_bytes))
-    return products + elementwise * moved / bandwidth
+    return products + elementwise_bytes * from_memory / bandwidth
 
 
 def layers_of(costs: StepCosts) -> list[list[int]]:

@@ -8,8 +8,9 @@ before: that time is a floor. On the device and the work that were traced nothin
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from sim.hardware.catalog import find_device
 from sim.hardware.components import Device, EngineOverheads
@@ -75,9 +76,9 @@ def traced_seconds(
     seen = _traced_works(step, workload)
     factors = _device_factors(step, workload.dtype, device)
     factors = _Factors(
-        factors.products * step.rounding * _ratio(works, seen, "matmul_flop"),
-        factors.attention * step.rounding * _ratio(works, seen, "attention_flop"),
-        factors.other * step.rounding * _ratio(works, seen, "elementwise_bytes"),
+        factors.products * step.rounding * _ratio(works, seen, _matmul_flop),
+        factors.attention * step.rounding * _ratio(works, seen, _attention_flop),
+        factors.other * step.rounding * _ratio(works, seen, _elementwise_bytes),
     )
     forward, backward = step.forward, step.backward
     share = float(workload.checkpointing)  # what is no share is no workload with a trace
@@ -222,21 +223,28 @@ def _wall(times: PassTimes, factors: _Factors) -> float:
     return max(busy, times.host) + gaps
 
 
-def _ratio(works: Sequence[LayerWork], seen: Sequence[LayerWork], name: str) -> float:
-    before = math.fsum(getattr(work, name) for work in seen)
-    return math.fsum(getattr(work, name) for work in works) / before if before else 1.0
+_matmul_flop = attrgetter("matmul_flop")
+_attention_flop = attrgetter("attention_flop")
+_elementwise_bytes = attrgetter("elementwise_bytes.forward")
+
+
+def _ratio(
+    works: Sequence[LayerWork], seen: Sequence[LayerWork], of: Callable[[LayerWork], float]
+) -> float:
+    before = math.fsum(map(of, seen))
+    return math.fsum(map(of, works)) / before if before else 1.0
 
 
 def _shares(times: PassTimes, works: Sequence[LayerWork]) -> list[float]:
     """Return the layers' shares of a pass, which add up to 1."""
 
-    def share(name: str) -> list[float]:
-        each = [float(getattr(work, name)) for work in works]
+    def share(of: Callable[[LayerWork], float]) -> list[float]:
+        each = [float(of(work)) for work in works]
         whole = math.fsum(each)
         return [value / whole if whole else 1 / len(each) for value in each]
 
-    kinds = zip(share("matmul_flop"), share("attention_flop"), share("elementwise_bytes"),
-                share("num_kernels"), strict=True)  # fmt: skip
+    kinds = zip(share(_matmul_flop), share(_attention_flop), share(_elementwise_bytes),
+                share(attrgetter("num_kernels")), strict=True)  # fmt: skip
     if not times.busy:
         return [kernels for *_, kernels in kinds]
     return [

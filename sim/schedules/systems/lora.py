@@ -18,6 +18,7 @@ from functools import partial
 from sim.machine import Machine
 from sim.memory_parts import FLOAT_BYTES, DeviceParts, Part, SystemCase, SystemParts
 from sim.models.activations import Activations
+from sim.models.kernels import Passes
 from sim.models.shapes.parts import Layer, Parameter
 from sim.models.work import LayerWork, Work
 from sim.models.workload import Workload
@@ -201,17 +202,20 @@ def _adapted(
 def _adapter_work(workload: Workload, targets: list[Parameter], rank: int) -> LayerWork:
     """Return the forward of a layer's adapters.
 
-    Beside their products: A reads the layer's input, B's output is added to the layer's.
+    Beside their products: B's output is scaled and added to the layer's; backward scales its
+    gradient, and adds A's to the gradient of the layer's input.
     """
     size, tokens = workload.dtype_bytes, workload.tokens
-    elements = sum(p.active * tokens * rank * sum(p.shape) for p in targets)
-    inputs = sum(p.active * tokens * (p.shape[-1] + 2 * rank + 4 * p.shape[0]) for p in targets)
+    inputs = tokens * sum(p.active * p.shape[-1] for p in targets)
+    outputs = tokens * sum(p.active * p.shape[0] for p in targets)
+    between = tokens * rank * sum(p.active for p in targets)
     return LayerWork(
-        matmul_flop=2.0 * elements,
+        matmul_flop=2.0 * rank * (inputs + outputs),
         num_matmuls=2 * len(targets),
         attention_flop=0.0,
-        elementwise_bytes=size * inputs,
+        elementwise_bytes=Passes(5 * outputs, 2 * outputs + 3 * inputs) * size,
         weight_bytes=float(size * rank * sum(sum(p.shape) for p in targets)),
+        product_bytes=size * (inputs + 2 * between + outputs),
         num_kernels=_KERNELS * len(targets),
     )
 

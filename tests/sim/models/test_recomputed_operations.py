@@ -198,13 +198,13 @@ def test_time_is_that_of_what_is_computed_again():
     assert launched[1] == pytest.approx(launched[0] + 32 * kernels)
 
 
-def test_elementwise_work_is_computed_again_whole():
+def test_elementwise_work_is_computed_again_whole_and_products_in_part():
     work = llama()
     again, whole = Work(work).again()[1], Work(work).all()[1]
     width, keys, inner = 4096, 1024, 14336
     spared = [width + width, width + keys, width + inner, inner + width]  # q, v, gate, down
-    moved = whole.elementwise_bytes - again.elementwise_bytes
-    assert moved == 2 * 8192 * sum(spared)
+    assert again.elementwise_bytes == whole.elementwise_bytes
+    assert whole.product_bytes - again.product_bytes == 2 * 8192 * sum(spared)
     assert whole.num_kernels - again.num_kernels == len(spared)
 
 

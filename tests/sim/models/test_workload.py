@@ -7,6 +7,7 @@ import pytest
 
 from sim.models.activations import Activations
 from sim.models.families import num_params, read_model
+from sim.models.kernels import KERNELS, Passes
 from sim.models.table import find_model, model_names
 from sim.models.work import Work
 from sim.models.workload import Workload
@@ -45,19 +46,26 @@ def test_only_the_experts_that_a_token_goes_to_compute():
     assert workload.num_params > 46e9
 
 
+def assert_passes(found, expected):
+    assert found.forward == pytest.approx(expected.forward)
+    assert found.backward == pytest.approx(expected.backward)
+
+
 def test_elementwise_bytes_of_a_plain_layer_by_hand():
     config = {
         "model_type": "gpt2", "n_embd": 4, "n_layer": 1, "n_head": 1, "n_positions": 8,
         "vocab_size": 10, "n_inner": 16,
     }  # fmt: skip
     inner = Work(Workload.of_config("g", config, batch_size=1, sequence=2)).all()[1]
-    # Products read and write (4 + 12) + (4 + 4) + (4 + 16) + (16 + 4); 10 of the width for sums
-    # and layouts, 4 for norms, 2 of the inner width; 2 bytes, 2 tokens. Two dropouts read, write,
-    # and write a byte.
-    plain = 2 * 2 * (64 + 10 * 4 + 4 * 4 + 2 * 16)
-    assert inner.elementwise_bytes == plain + 2 * 2 * (2 + 2 + 1) * 4
+    # Products read and write (4 + 12) + (4 + 4) + (4 + 16) + (16 + 4); 2 bytes, 2 tokens.
+    assert inner.product_bytes == 2 * 2 * 64
+    # 10 of the width for sums and layouts, 3.2 for each norm, 2 of the inner width; twice in
+    # backward, but for norms, which take 28 bytes. Two dropouts read, write, and write a byte.
+    plain = Passes(2 * 2 * (10 * 4 + 2 * 3.2 * 4 + 2 * 16), 2 * 2 * 2 * (40 + 32) + 2 * 2 * 28 * 4)
+    dropped = 2 * 2 * (2 + 2 + 1) * 4
+    assert_passes(inner.elementwise_bytes, plain + Passes(dropped, 2 * dropped))
     undropped = Workload.of_config("g", {**config, "resid_pdrop": 0.0}, batch_size=1, sequence=2)
-    assert Work(undropped).all()[1].elementwise_bytes == plain
+    assert_passes(Work(undropped).all()[1].elementwise_bytes, plain)
     assert Work(undropped).all()[1].num_kernels == inner.num_kernels - 2
     fused = Work(replace(undropped, dropouts=(True, False), kernels="compiled")).all()[1]
     assert fused == Work(replace(undropped, kernels="compiled")).all()[1]
@@ -87,8 +95,10 @@ def test_classes_have_no_output_layer_and_a_sum_no_loss(model):
     table = min(p.numel for p in tokens.parameters if tokens.vocabulary in p.shape[:1]
                 and len(p.shape) > 1)  # fmt: skip
     assert heads[1].matmul_flop - heads[2].matmul_flop == 2 * tokens.tokens * table
-    # Float32 logits read and written five times, and the loss's own pass; a sum reads them once.
-    assert heads[0].elementwise_bytes - heads[1].elementwise_bytes == logits * 20
+    # Float32 logits as measured; 16-bit ones are read, and their gradient written, as for a sum.
+    assert_passes(heads[0].elementwise_bytes, Passes(29 + 2, 48 + 2) * logits)
+    assert_passes(heads[1].elementwise_bytes, Passes(2, 2) * logits)
+    assert_passes(heads[2].elementwise_bytes, Passes())
     kept = [Activations(work).kept_bytes()[-1] for work in (tokens, summed, classes)]
     assert kept[0] - kept[1] == logits * 2
     assert kept[1] - kept[2] == logits * 2
@@ -112,14 +122,29 @@ LLAMA = {
 
 def test_elementwise_bytes_of_fused_kernels_by_hand():
     products = (8 + 8) * 2 + (8 + 4) * 2 + (8 + 24) * 3
-    # Two norms and 12 of queries and keys read and written once; two factors read, one written.
-    fused = 2 * 2 * 8 + 2 * 12 + 3 * 24
-    for kernels, residual in (("liger", 10), ("compiled", 4)):
+    # 12 of queries and keys read and written once; two factors read, one written.
+    rotary, gate = 2 * 12, 3 * 24
+    expected = {
+        "liger": Passes(2 * 2.4 * 8 + rotary + gate + 10 * 8,
+                        2 * 10 * 8 + rotary + 2 * gate + 20 * 8),
+        "compiled": Passes(2 * 2 * 8 + rotary + gate + 4 * 8,
+                           2 * 4 * 8 + rotary + 2 * gate + 8 * 8),
+    }  # fmt: skip
+    logit = {"liger": Passes(3, 0), "compiled": Passes(2, 2)}
+    for kernels, layer in expected.items():
         work = Work(
             Workload.of_config("l", LLAMA, batch_size=1, sequence=2, kernels=kernels)
         ).all()
-        assert work[1].elementwise_bytes == 2 * 2 * (products + fused + residual * 8)
-        assert work[-1].elementwise_bytes == 2 * 2 * (8 + 50) + 2 * 50 * 3 * 2
+        assert work[1].product_bytes == 2 * 2 * products
+        assert_passes(work[1].elementwise_bytes, layer * (2 * 2))
+        assert work[-1].product_bytes == 2 * 2 * (8 + 50)
+        assert_passes(work[-1].elementwise_bytes, logit[kernels] * (2 * 50 * 2))
+
+
+def test_a_norm_of_float32_casts_nothing():
+    moved = KERNELS["eager"].rms_norm
+    assert (moved.of(4), moved.of(2)) == (Passes(31, 104), Passes(46, 112))
+    assert moved.of(2).backward > 2 * moved.of(2).forward
 
 
 def test_fused_kernels_change_no_product_and_no_count_of_parameters():
@@ -129,7 +154,8 @@ def test_fused_kernels_change_no_product_and_no_count_of_parameters():
     works = [Work(work).all()[1] for work in made]
     assert len({(work.matmul_flop, work.attention_flop, work.num_matmuls) for work in works}) == 1
     for one, other in itertools.pairwise(works):
-        assert one.elementwise_bytes > other.elementwise_bytes
+        assert one.elementwise_bytes.forward > other.elementwise_bytes.forward
+        assert one.elementwise_bytes.backward > other.elementwise_bytes.backward
         assert one.num_kernels > other.num_kernels
 
 
@@ -184,8 +210,8 @@ def test_compiled_eager_attention_moves_scores_four_times_and_transformers_own_t
     }  # fmt: skip
     scores = 2 * 64**2 * LLAMA["num_attention_heads"]
     for kernels, passes in (("eager", 10), ("compiled", 4)):
-        more = moved[kernels, "eager"] - moved[kernels, "fused"]
-        assert more == pytest.approx(passes * 2 * scores)
+        more = moved[kernels, "fused"] + Passes(passes, 2 * passes) * (2 * scores)
+        assert_passes(moved[kernels, "eager"], more)
 
 
 def test_eager_layers_launch_what_transformers_own_do():

@@ -7,6 +7,7 @@ import pytest
 
 from sim.hardware.catalog import find_machine
 from sim.hardware.quantity import Quantity
+from sim.models.kernels import Passes
 from sim.models.table import find_model
 from sim.models.work import LayerWork
 from sim.models.workload import Workload
@@ -44,14 +45,15 @@ WORK = LayerWork(
     matmul_flop=100.0,
     num_matmuls=2,
     attention_flop=50.0,
-    elementwise_bytes=30.0,
+    elementwise_bytes=Passes(30.0, 60.0),
     weight_bytes=1.0,
     num_kernels=4,
 )
 
 
 def test_a_layer_takes_its_products_attention_and_bytes():
-    # 100 FLOP at 50/s, 50 at 25/s, 30 bytes at 10/s; backward twice, attention 2.5 times.
+    # 100 FLOP at 50/s, 50 at 25/s, 30 bytes at 10/s, 60 in backward; products twice, attention
+    # 2.5 times.
     forward, backward = layer_seconds(WORK, device(), "bfloat16")
     assert forward == pytest.approx(2 + 2 + 3)
     assert backward == pytest.approx(4 + 5 + 6)
@@ -101,6 +103,17 @@ def test_each_product_pays_its_latency_and_weights_bound_it_from_below():
     heavy = replace(WORK, weight_bytes=100.0)  # 10 s of reading weights, for 2 s of FLOP
     forward, _ = layer_seconds(heavy, device(), "bfloat16")
     assert forward == pytest.approx(10 + 2 + 3)
+
+
+def test_activations_of_products_hide_behind_their_flop_or_bind():
+    # Weights and activations take 0.1 s and 1.8 s of the memory's time, for 2 s of FLOP.
+    hidden = layer_seconds(replace(WORK, product_bytes=18.0), device(), "bfloat16")
+    assert hidden == layer_seconds(WORK, device(), "bfloat16")
+    bound = replace(WORK, product_bytes=39.0, tensor_bytes=1.0)
+    forward, backward = layer_seconds(bound, device(), "bfloat16")
+    assert (forward, backward) == (pytest.approx(4 + 2 + 3), pytest.approx(8 + 5 + 6))
+    cached, _ = layer_seconds(bound, device(cache=figure(10.0)), "bfloat16")
+    assert cached == pytest.approx(0.1 + 3.9 / 2 + 2 + 1.5)
 
 
 def test_launches_bound_a_gpu_and_add_to_a_cpu():
