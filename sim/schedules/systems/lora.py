@@ -182,7 +182,7 @@ def _adapted(
             work, device, workload.dtype, is_frozen=True, is_compiled=is_compiled
         )
         chosen = _matrices(layer, targets)
-        added = _adapter_work(workload, chosen, rank)
+        added = adapter_work(workload, chosen, rank)
         more = layer_seconds(added, device, workload.dtype, is_compiled=is_compiled)
         frozen = sum(p.numel for p in _matrices(layer))
         unpacked = unpacked_bytes * frozen / costs.elementwise_bandwidth
@@ -199,7 +199,7 @@ def _adapted(
         )
 
 
-def _adapter_work(workload: Workload, targets: list[Parameter], rank: int) -> LayerWork:
+def adapter_work(workload: Workload, targets: list[Parameter], rank: int) -> LayerWork:
     """Return the forward of a layer's adapters.
 
     Beside their products: B's output is scaled and added to the layer's; backward scales its

@@ -14,9 +14,11 @@ from sim.hardware.catalog import find_machine
 from sim.machine import Machine
 from sim.memory.need import memory_of
 from sim.models.activations import Activations
+from sim.models.kernels import Passes
+from sim.models.shapes.parts import Parameter
 from sim.models.table import find_model
 from sim.models.workload import Workload
-from sim.schedules.systems.lora import Lora, Qlora, adapters, nf4_bytes
+from sim.schedules.systems.lora import Lora, Qlora, adapter_work, adapters, nf4_bytes
 from sim.simulate import SYSTEMS, Strategy, simulate
 from sim.timing.costs import costs_of
 from tests.sim.models.live import kept_bytes
@@ -230,6 +232,20 @@ def test_adapters_add_their_products():
     seconds = 2 * 512 * adapters(work, 100) / (rate * device.sustained_share.value)
     assert high[0] - low[0] == pytest.approx(seconds, rel=1e-3)
     assert high[1] - low[1] == pytest.approx(2 * seconds, rel=1e-3)
+
+
+def test_adapters_move_their_inputs_and_outputs_by_hand():
+    """PEFT adds ``lora_B(lora_A(x)) * scaling`` to a layer's output."""
+    targets = [Parameter(name="up", shape=(24, 8)), Parameter(name="down", shape=(8, 24))]
+    tokens, rank = LLAMA_7B.tokens, 4
+    work = adapter_work(LLAMA_7B, targets, rank)
+    inputs = outputs = tokens * (24 + 8)
+    assert work.matmul_flop == 2 * rank * (inputs + outputs)
+    # Each product reads and writes once; between both of a target there are `rank` numbers.
+    assert work.product_bytes == 2 * (inputs + outputs + 2 * 2 * tokens * rank)
+    # A scaling reads and writes, a sum reads two and writes one; backward scales the gradient of
+    # the output, and sums up that of the input.
+    assert work.elementwise_bytes == Passes(2 * 5 * outputs, 2 * (2 * outputs + 3 * inputs))
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
