@@ -125,10 +125,11 @@ def what_to_run(plan: Plan, wishes: Wishes) -> Iterator[str]:
         config = chosen.strategy.config
         knobs = "".join(f", {_in_python(change)}" for change in chosen.changes if "=" in change)
         work = chosen.need.workload
+        count = f"{work.accumulation} micro-batch" + "es" * (work.accumulation > 1)
         loss = ", and a loss in chunks (Liger-Kernel has one)" if work.loss == "chunks" else ""
         yield (
             f"Predicted, not measured. On {chosen.need.num_devices} devices, in your own loop "
-            f"{_WRAPPERS[plan.parallel]}, {work.accumulation} micro-batches of "
+            f"{_WRAPPERS[plan.parallel]}, {count} of "
             f"{work.batch_size} on each{loss}:"
         )
         assert config is not None
