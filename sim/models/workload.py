@@ -28,8 +28,8 @@ ATTENTIONS = ("fused", "native", "eager", "flash1")
 MOST_MICRO_BATCHES = 4_096
 """Most micro-batches of a step that commands take: more take minutes to simulate."""
 LOSSES = ("tokens", "parts", "chunks", "float32", "sum", "classes")
-LOOP = "loop"
-TRAINERS = (LOOP, "transformers", "trl")
+LOOP, TRL = "loop", "trl"
+TRAINERS = (LOOP, "transformers", TRL)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -30,6 +31,7 @@ _NOT_ASKED = (
     "lora_targets", "resident_layers",
 )  # fmt: skip
 """Fields of a request that a plan has no use for, or searches."""
+_FINE_TUNING = "times are those of `zenflow finetune`; --trainer loop is a loop of your own"
 
 
 @click.command(
@@ -47,6 +49,7 @@ _NOT_ASKED = (
         "checkpointing": "all and none are compared",
         "parallel": "the better of both",
         "stream": "where nothing else surely fits, or that is faster",
+        "trainer": "trl where one device runs `zenflow finetune`, else loop",
         "state_on_drive": "where the host has too little memory",
     },
 )
@@ -90,7 +93,8 @@ def plan_command(context: click.Context, /, **flags: Any) -> Answer:
     likeliest setting is shown with a warning. Exit code 3: nothing fits.
     """
     from experiments.commands.prediction.plan_accuracy import evidence_of
-    from experiments.commands.prediction.plan_run import Wishes, run_command
+    from experiments.commands.prediction.plan_run import Wishes, fine_tunes, run_command
+    from sim.models.workload import TRL
     from sim.planning.plan import plan
     from sim.simulate import STRATEGIES
     from zenflow.config import PRESETS
@@ -104,6 +108,10 @@ def plan_command(context: click.Context, /, **flags: Any) -> Answer:
         raise ConfigError("--float32-master is about other systems: give --systems as well")
     hardware, notes = hardware_of(request)
     workload = workload_of(request, hardware)
+    is_alone = hardware.total_devices == 1 and workload.traced is None
+    if is_alone and "trainer" not in given(context) and fine_tunes(flags["model"], workload):
+        workload = replace(workload, trainer=TRL)
+        notes = [*notes, _FINE_TUNING]
     notes = [*notes, *notes_on_positions(request), *notes_on(workload, hardware)]
     with Patience(f"Searching settings of {workload.name}"):
         found = plan(

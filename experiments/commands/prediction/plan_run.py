@@ -14,6 +14,7 @@ from experiments.training.parts.models.named import comes_with_weights
 from sim.models.table import hub_name
 
 if TYPE_CHECKING:
+    from sim.models.workload import Workload
     from sim.planning.options import Option
     from sim.planning.plan import Plan
 
@@ -43,6 +44,12 @@ def learning_rate(model: str) -> float | None:
     return FINE_TUNING["lr"] if comes_with_weights(hub_name(model)) else None
 
 
+def fine_tunes(model: str, workload: Workload) -> bool:
+    """Return whether `zenflow finetune` is the command for a model: a decoder with weights."""
+    is_known = learning_rate(model) is not None
+    return is_known and workload.is_causal and workload.dtype != "float16"
+
+
 def run_command(plan: Plan, wishes: Wishes, option: Option | None = None) -> str | None:
     """Return the command of a setting on one device.
 
@@ -64,7 +71,7 @@ def run_command(plan: Plan, wishes: Wishes, option: Option | None = None) -> str
     work = option.need.workload
     rate = learning_rate(wishes.model)
     command, recomputes, data = "train", [], DATA
-    if rate is not None and work.is_causal and work.dtype != "float16":
+    if fine_tunes(wishes.model, work):
         command, recomputes, data = "finetune", ["--no-checkpointing"], ROWS
     words = ["zenflow", command, "--model", hub_name(wishes.model)]
     words += ["--data", wishes.data or data, "--strategy", option.strategy.name]

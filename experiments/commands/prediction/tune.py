@@ -278,8 +278,8 @@ def _planned(context: click.Context, flags: Mapping[str, Any]) -> str:
     does = "recommends" if choice.recommended else "finds nothing much likelier to fit than"
     held = "" if given_recomputation else ", checkpointing"
     return (
-        f"Micro-batches{held} and strategy were not searched. `zenflow plan`, which does that, "
-        f"{does}: {setting_text(choice.shown)}."
+        f"Micro-batches{held} and strategy were not searched. `zenflow plan --trainer "
+        f"{request.trainer}`, which does that, {does}: {setting_text(choice.shown)}."
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from experiments.cli import main
+from experiments.commands.prediction.plan import _FINE_TUNING
 from experiments.commands.training.finetune import shared_flags
 from experiments.commands.training.train_flags import given_flags
 from experiments.finetuning.settings import settle
@@ -333,7 +334,7 @@ def test_other_systems_without_masters_are_shown_as_such():
 
 def test_the_machine_is_the_gpus_usual_one_with_what_is_given_in_its_place():
     found = record(*SHORT, "--host-ram", "31.5", "--link", "pcie3-x16", "--nvme", "none")
-    assert found["notes"] == ["assumed as in rtx4090-desktop: host"]
+    assert found["notes"] == ["assumed as in rtx4090-desktop: host", _FINE_TUNING]
     short = record(*SHORT, "--host-ram", "3", "--nvme", "none")
     missing = {s["place"]: s for o in short["options"] for s in o["shortfalls"]}
     assert missing["host"]["available"] == 3 * GIB
@@ -342,6 +343,24 @@ def test_the_machine_is_the_gpus_usual_one_with_what_is_given_in_its_place():
         for plan in (found, record(*SHORT, "--link", "pcie5-x16"))
     )
     assert slow["zero_offload"]["step_seconds"] > fast["zero_offload"]["step_seconds"]
+
+
+def test_one_devices_times_are_those_of_the_command_that_is_printed(tmp_path):
+    asked = ["plan", "--gpu", "rtx4090", "--nvme", "none", "--draws", "0", "--batch-size", "1"]
+    own, loop, trl = (
+        record(*asked, "--model", "gpt2", *more)
+        for more in ((), ("--trainer", "loop"), ("--trainer", "trl"))
+    )
+    assert own["command"].startswith("zenflow finetune ")
+    assert own["options"] == trl["options"] != loop["options"]
+    assert _FINE_TUNING not in [*loop["notes"], *trl["notes"]]
+    config = tmp_path / "gpt2.json"
+    config.write_text(json.dumps(find_model("gpt2")[1]), encoding="utf-8")
+    bare = record(*asked, "--model", str(config))
+    assert bare["command"].startswith("zenflow train ")
+    times = [{o["strategy"]: o["prediction"] for o in plan["options"]} for plan in (bare, loop)]
+    assert times[0] == times[1]
+    assert _FINE_TUNING not in record(*asked, "--model", "gpt2", "--num-gpus", "2")["notes"]
 
 
 def test_several_gpus_take_a_machine_that_holds_them():
@@ -362,7 +381,8 @@ def test_several_gpus_take_a_machine_that_holds_them():
 def test_a_card_of_no_machine_of_the_table_borrows_from_one_of_its_family():
     found = record("plan", "--model", "gpt2", "--gpu", "a100-40-pcie", "--draws", "0")
     assert found["notes"] == [
-        "assumed as in a100-epyc-7742: host, link; no machine of the table has a100-40-pcie"
+        "assumed as in a100-epyc-7742: host, link; no machine of the table has a100-40-pcie",
+        _FINE_TUNING,
     ]
     several = record("plan", "--model", "gpt2", "--gpu", "h100-pcie", "--num-gpus", "2",
                      "--draws", "0")  # fmt: skip

@@ -167,7 +167,8 @@ def test_every_file_is_there_and_can_be_read(simulated):
 
 
 def test_it_says_what_plan_recommends_which_searches_more(simulated):
-    asked = ["plan", *SIMULATED[:-2], "--checkpointing", "--draws", "0", "--json"]
+    loop = ["--trainer", "loop", "--draws", "0", "--json"]
+    asked = ["plan", *SIMULATED[:-2], "--checkpointing", *loop]
     own = json.loads(CliRunner().invoke(main, asked).stdout)["recommended"]
     setting = ", ".join([own["strategy"], *own["changes"]])
     assert f"recommends: {setting}, 2 x 1024 tokens to a step" in simulated[1]
