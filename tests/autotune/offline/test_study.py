@@ -383,6 +383,7 @@ def test_of_two_workers_that_begin_the_last_trial_at_once_the_later_gives_way():
     last = task(num_trials=1)
     study = open_study(last)
     loop = TrialLoop(study, last, Interrupts())
+    study.sampler = loop._sampler  # seeded, so that the two choose differently
     theirs, ours = study.ask(), study.ask()
     assert theirs.number < ours.number
     with pytest.raises(optuna.TrialPruned, match="surplus"):
