@@ -16,6 +16,6 @@ Examples:
     >>> costs = costs_of(workload, find_machine("dgx-a100-80", 1))
     >>> for name in ("zero_offload", "zenflow"):
     ...     print(f"{name}: {simulate(costs, Strategy.of(name)).stall_fraction:.0%}")
-    zero_offload: 45%
+    zero_offload: 44%
     zenflow: 0%
 """

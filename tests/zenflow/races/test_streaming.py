@@ -6,7 +6,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.models import TinyStack
 from tests.zenflow.races.checker import replaced
-from tests.zenflow.races.harness import races
+from tests.zenflow.races.harness import any_races, races
 from tests.zenflow.races.runtime import CheckedRuntime
 from tests.zenflow.races.test_mutants import Mutant, NoOrder, needing_nothing, nothing
 from tests.zenflow.races.test_races import KNOBS, S2, S3, drop, look, save_and_load
@@ -148,4 +148,6 @@ def test_a_missing_synchronisation_is_found(name):
     old = vars(mutant.owner)[mutant.name]
     changes = {"update_interval": 2, **mutant.changes}
     with replaced(mutant.owner, mutant.name, mutant.make(old)):
-        assert streamed_races(changes, 3, first=True, steps=8, **mutant.training)
+        assert any_races(
+            lambda: streamed_races(changes, 3, first=True, steps=8, **mutant.training)
+        )
