@@ -36,8 +36,10 @@ INLINE Pair gradient(const RowPass *pass, const AdamStep *step, int dtype, int64
         scale_into(tile, step->grad, dtype, start, HALF, factor, 0);
         return numbers_at(tile, order);
     }
-    pair.a = (__m512i)((__m512)pair.a * factor);
-    pair.b = (__m512i)((__m512)pair.b * factor);
+    if (factor != 1.0f) {
+        pair.a = (__m512i)((__m512)pair.a * factor);
+        pair.b = (__m512i)((__m512)pair.b * factor);
+    }
     return pair;
 }
 
@@ -175,22 +177,27 @@ INLINE __m512i largest_of(const Half *one, const Half *two, const Order *order, 
     return _mm512_xor_si512(quarter, every(-1));
 }
 
+/* Keys of a group's first element. */
+INLINE Keys keys_at(const RowPass *pass, int64_t at)
+{
+    const Keys keys = {pass->keys.weight + (uint32_t)at * ODD_WEIGHT,
+                       pass->keys.first + (uint32_t)at * ODD_FIRST,
+                       pass->keys.second + (uint32_t)at * ODD_SECOND};
+    return keys;
+}
+
 /* Moments of a half that become codes. */
 typedef struct {
     __m512i word1, word2, size1, size2;
-    Keys keys;
 } Coded;
 
-INLINE Coded begin_codes(const RowPass *pass, int64_t at, const Half *half, const Order *order,
+INLINE Coded begin_codes(const Keys *keys, int which, const Half *half, const Order *order,
                          int factored)
 {
     Coded own;
-    own.keys.weight = pass->keys.weight + (uint32_t)at * ODD_WEIGHT;
-    own.keys.first = pass->keys.first + (uint32_t)at * ODD_FIRST;
-    own.keys.second = pass->keys.second + (uint32_t)at * ODD_SECOND;
-    own.word1 = rounded(half->exp_avg, own.keys.first, &order->draws[1], order);
+    own.word1 = rounded(half->exp_avg, keys->first, &order->draws[1][which], order);
     if (!factored)
-        own.word2 = rounded(half->exp_avg_sq, own.keys.second, &order->draws[2], order);
+        own.word2 = rounded(half->exp_avg_sq, keys->second, &order->draws[2][which], order);
     return own;
 }
 
@@ -204,24 +211,30 @@ INLINE __m512i set_sizes(Coded *own, __m512i base1, __m512i base2, const Order *
     return _mm512_min_epu16(own->size1, own->size2);
 }
 
-INLINE void lift_codes(Coded *own, Pair exp_avg, uint32_t exponent, const Order *order,
-                       int factored)
+INLINE void lift_codes(Coded *own, Pair exp_avg, uint32_t exponent, uint32_t key, int which,
+                       const Order *order, int factored)
 {
-    own->size1 = lifted_first(own->size1, exp_avg, exponent, own->keys.first, order);
+    own->size1 =
+        lifted_first(own->size1, exp_avg, exponent, key, &order->draws[1][which], order);
     if (!factored)
         own->size2 = lifted_second(own->size2, own->word2);
 }
 
-INLINE void end_codes(const HostJob *job, int64_t start, const Coded *own, const Half *half,
-                      const Order *order, int factored)
+INLINE __m512i first_bytes(const Coded *own, const Order *order)
 {
-    put_bytes(job->exp_avg8 + start,
-              _mm512_ternarylogic_epi32(/* the sign where the mask has a bit */
-                                        order->sign8, _mm512_srli_epi16(own->word1, 8),
-                                        _mm512_srli_epi16(own->size1, 4), 0xca));
-    if (!factored)
-        put_bytes(job->exp_avg_sq8 + start, _mm512_srli_epi16(own->size2, 4));
-    encode_weights(half->master, own->keys.weight, order, job->high + start, job->low + start);
+    return _mm512_ternarylogic_epi32(/* the sign where the mask has a bit */
+                                     order->sign8, _mm512_srli_epi16(own->word1, 8),
+                                     _mm512_srli_epi16(own->size1, 4), 0xca);
+}
+
+INLINE void put_weights(const HostJob *job, int64_t start, uint32_t key, const Half *one,
+                        const Half *two, const Order *order)
+{
+    uint16_t *high = job->high + start;
+    const Pair *draws = order->draws[0];
+    const __m512i low1 = encode_weights(one->master, key, &draws[0], order, high);
+    const __m512i low2 = encode_weights(two->master, key, &draws[1], order, high + HALF);
+    put_bytes(job->low + start, low1, low2, order);
 }
 
 /* An upload's weights; `former` are the words of the upload before, where there are marks. */
@@ -289,25 +302,30 @@ INLINE int encode(const RowPass *pass, int64_t at, const Order *order, Half *one
     const int64_t start = pass->row * job->cols + at, place = place_of(pass, at);
     uint8_t unused;
     const __m512i largest = largest_of(one, two, order, factored);
-    if (__builtin_expect(_mm512_cmple_epu16_mask(largest, every((int16_t)0x807f)) != 0, 0))
+    if (__builtin_expect(_mm512_cmple_epu16_mask(largest, order->finite) != 0, 0))
         return 0;
     const __m128i first = _mm_minpos_epu16(_mm512_castsi512_si128(largest));
     const __m128i second = _mm_minpos_epu16(_mm512_extracti32x4_epi32(largest, 2));
-    const __m512i base1 = put_exponent(first, ROOM_FIRST, &job->exponents1[place]);
+    const __m512i base1 = put_exponent(first, order->first, &job->exponents1[place]);
     const __m512i base2 =
-        put_exponent(second, ROOM_SECOND, factored ? &unused : &job->exponents2[place]);
-    Coded codes1 = begin_codes(pass, at, one, order, factored);
-    Coded codes2 = begin_codes(pass, at + HALF, two, order, factored);
+        put_exponent(second, order->second, factored ? &unused : &job->exponents2[place]);
+    const Keys keys = keys_at(pass, at);
+    Coded codes1 = begin_codes(&keys, 0, one, order, factored);
+    Coded codes2 = begin_codes(&keys, 1, two, order, factored);
     end_step(pass, pass->num_steps - 1, one, two, factored);
     const __m512i least = _mm512_min_epu16(set_sizes(&codes1, base1, base2, order, factored),
                                            set_sizes(&codes2, base1, base2, order, factored));
     if (__builtin_expect(_mm512_cmplt_epu16_mask(least, order->one) != 0, 0)) {
         const uint32_t exponent = job->exponents1[place];
-        lift_codes(&codes1, one->exp_avg, exponent, order, factored);
-        lift_codes(&codes2, two->exp_avg, exponent, order, factored);
+        lift_codes(&codes1, one->exp_avg, exponent, keys.first, 0, order, factored);
+        lift_codes(&codes2, two->exp_avg, exponent, keys.first, 1, order, factored);
     }
-    end_codes(job, start, &codes1, one, order, factored);
-    end_codes(job, start + HALF, &codes2, two, order, factored);
+    put_bytes(job->exp_avg8 + start, first_bytes(&codes1, order), first_bytes(&codes2, order),
+              order);
+    if (!factored)
+        put_bytes(job->exp_avg_sq8 + start, _mm512_srli_epi16(codes1.size2, 4),
+                  _mm512_srli_epi16(codes2.size2, 4), order);
+    put_weights(job, start, keys.weight, one, two, order);
     return 1;
 }
 
@@ -355,11 +373,16 @@ INLINE int catch_up_group(const RowPass *pass, int64_t at, int dtype, const Orde
 
 INLINE void catch_up(const RowPass *pass, int dtype, int factored)
 {
-    const int64_t end = pass->job->cols / GROUP * GROUP;
+    /* Copies, which no store of bytes can change. */
+    const HostJob job = *pass->job, former = *pass->former.job;
+    RowPass own = *pass;
+    const int64_t end = job.cols / GROUP * GROUP;
     Order order;
+    own.job = own.upload.job = &job;
+    own.former.job = &former;
     fill_order(&order);
     for (int64_t at = 0; at < end; at += GROUP)
-        if (!catch_up_group(pass, at, dtype, &order, factored))
+        if (!catch_up_group(&own, at, dtype, &order, factored))
             zenflow_compact_part(pass, at, at + GROUP);
 }
 

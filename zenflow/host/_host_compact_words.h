@@ -26,12 +26,18 @@ typedef struct {
     __m512i lower;   /* each element's lower word in the two registers */
     __m512i higher;
     __m512i highest; /* all higher words of the first register, then those of the second */
-    Pair draws[3];   /* random bits of each number, less those of its half's first element */
+    Pair draws[3][2]; /* by stream and half: a number's random bits, less its group's first one's */
+    __m512i chunks;   /* each chunk of 64 bits of the group's bytes, as `packus` leaves them */
     __m512i size;    /* constants in memory: bits of a word without its sign */
     __m512i code;    /* bits of a first moment's code without its sign */
     __m512i placed;  /* its bits in a word, with the sign */
     __m512i sign8;   /* its sign */
     __m512i one;     /* the smallest code in a word */
+    __m512i odd;     /* a word's lowest bit */
+    __m512i half;    /* its highest one: half of what is rounded off */
+    __m512i finite;  /* the inverse of the largest finite word */
+    __m128i first;   /* octaves from a group's byte to its largest exponent, by moment */
+    __m128i second;
 } Order;
 
 static void fill_order(Order *order)
@@ -41,6 +47,11 @@ static void fill_order(Order *order)
     order->placed = _mm512_set1_epi16((int16_t)0x87f0);
     order->sign8 = _mm512_set1_epi16(0x80);
     order->one = _mm512_set1_epi16(16);
+    order->odd = _mm512_set1_epi16(1);
+    order->half = _mm512_set1_epi16((int16_t)0x8000);
+    order->finite = _mm512_set1_epi16((int16_t)0x807f);
+    order->first = _mm_set1_epi16(ROOM_FIRST);
+    order->second = _mm_set1_epi16(ROOM_SECOND);
     const uint32_t odd[3] = {ODD_WEIGHT, ODD_FIRST, ODD_SECOND};
     int32_t elements[32], numbers[32];
     int16_t lower[32], highest[32];
@@ -58,9 +69,14 @@ static void fill_order(Order *order)
     order->higher = _mm512_add_epi16(order->lower, _mm512_set1_epi16(1));
     for (int stream = 0; stream < 3; stream++) {
         const __m512i step = _mm512_set1_epi32((int32_t)odd[stream]);
-        order->draws[stream].a = _mm512_mullo_epi32(order->elements.a, step);
-        order->draws[stream].b = _mm512_mullo_epi32(order->elements.b, step);
+        for (int half = 0; half < 2; half++) {
+            const __m512i first = _mm512_set1_epi32(half * HALF);
+            Pair *draws = &order->draws[stream][half];
+            draws->a = _mm512_mullo_epi32(_mm512_add_epi32(order->elements.a, first), step);
+            draws->b = _mm512_mullo_epi32(_mm512_add_epi32(order->elements.b, first), step);
+        }
     }
+    order->chunks = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
 }
 
 INLINE Pair unpacked(__m512i higher, __m512i lower)
@@ -79,9 +95,11 @@ INLINE __m256i bytes_at(const void *from)
     return _mm256_loadu_si256((const __m256i *)from);
 }
 
-INLINE void put_bytes(void *to, __m512i words)
+/* The lower bytes of a group's words; the higher ones are 0. */
+INLINE void put_bytes(void *to, __m512i words1, __m512i words2, const Order *order)
 {
-    _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi16_epi8(words));
+    const __m512i packed = _mm512_packus_epi16(words1, words2);
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi64(order->chunks, packed));
 }
 
 /* Numbers from memory, where they are in the elements' order, and back. */
@@ -135,23 +153,30 @@ INLINE Pair decoded_second(const uint8_t *codes, __m512i base)
                     _mm512_setzero_si512());
 }
 
+/* Rounded words, with a quiet NaN for each NaN. */
+NOINLINE __m512i with_nan(__m512i nearest, Pair values, const Order *order)
+{
+    const Pair is_nan = {
+        _mm512_movm_epi32(_mm512_cmp_ps_mask((__m512)values.a, (__m512)values.a, _CMP_UNORD_Q)),
+        _mm512_movm_epi32(_mm512_cmp_ps_mask((__m512)values.b, (__m512)values.b, _CMP_UNORD_Q))};
+    const __m512i quiet = _mm512_or_si512(words_of(values, order->higher), every(0x40));
+    return _mm512_mask_mov_epi16(nearest, _mm512_movepi16_mask(words_of(is_nan, order->higher)),
+                                 quiet);
+}
+
 /* As to_bfloat16. */
 INLINE __m512i to_bfloat16_words(Pair values, const Order *order)
 {
     const __m512i word = words_of(values, order->higher), rest = words_of(values, order->lower);
-    const __m512i odd = _mm512_and_si512(word, every(1));
-    const __mmask32 is_up =
-        _mm512_cmpgt_epu16_mask(_mm512_or_si512(rest, odd), every((int16_t)0x8000));
-    const __m512i nearest = _mm512_mask_add_epi16(word, is_up, word, every(1));
-    const __m512i least = every(0x7f80);
-    const __m512i size = _mm512_and_si512(word, order->size);
-    const __mmask32 special = _mm512_cmpgt_epu16_mask(size, least);
-    const __mmask32 is_nan =
-        special | (_mm512_cmpeq_epi16_mask(size, least) & _mm512_test_epi16_mask(rest, rest));
-    return _mm512_mask_mov_epi16(nearest, is_nan, _mm512_or_si512(word, every(0x40)));
+    /* rest | (word & odd) */
+    const __m512i most = _mm512_ternarylogic_epi32(rest, word, order->odd, 0xf8);
+    const __mmask32 is_up = _mm512_cmpgt_epu16_mask(most, order->half);
+    const __m512i nearest = _mm512_mask_add_epi16(word, is_up, word, order->odd);
+    const __mmask16 some = _mm512_cmp_ps_mask((__m512)values.a, (__m512)values.b, _CMP_UNORD_Q);
+    return __builtin_expect(some != 0, 0) ? with_nan(nearest, values, order) : nearest;
 }
 
-/* Random bits of a half from its first element's on. */
+/* Random bits of a half, from those of its group's first element. */
 INLINE Pair drawn(uint32_t key, const Pair *draws, uint32_t shift)
 {
     const __m512i first = _mm512_set1_epi32((int32_t)key);
@@ -166,13 +191,14 @@ INLINE Pair sum_of(Pair one, Pair other)
     return pair;
 }
 
-INLINE void encode_weights(Pair master, uint32_t key, const Order *order, uint16_t *high,
-                           int8_t *low)
+/* Writes a half's higher words; returns the bytes that go on. */
+INLINE __m512i encode_weights(Pair master, uint32_t key, const Pair *draws, const Order *order,
+                              uint16_t *high)
 {
-    const Pair sum = sum_of(master, drawn(key, &order->draws[0], 24));
+    const Pair sum = sum_of(master, drawn(key, draws, 24));
     const __m512i rest = words_of(sum, order->lower), word = words_of(sum, order->higher);
     _mm512_storeu_si512(high, _mm512_sub_epi16(word, _mm512_srai_epi16(rest, 15)));
-    put_bytes(low, _mm512_srli_epi16(rest, 8));
+    return _mm512_srli_epi16(rest, 8);
 }
 
 /* Words of a moment that is rounded. */
@@ -189,9 +215,9 @@ INLINE __m512i lift(__m512i exp_avg, __m512i random, float smallest)
 }
 
 NOINLINE __m512i lifted_first(__m512i size, Pair exp_avg, uint32_t exponent, uint32_t key,
-                              const Order *order)
+                              const Pair *draws, const Order *order)
 {
-    const Pair random = drawn(key, &order->draws[1], 32 - BITS);
+    const Pair random = drawn(key, draws, 32 - BITS);
     const float smallest = as_float((8 * exponent + 1) << BITS) * (1.0f / (1 << BITS));
     const Pair lifted = {lift(exp_avg.a, random.a, smallest), lift(exp_avg.b, random.b, smallest)};
     return _mm512_max_epu16(size, words_of(lifted, order->higher));
@@ -206,10 +232,10 @@ INLINE __m512i lifted_second(__m512i size, __m512i word)
 
 /* Writes a group's exponent byte, from the inverse of its largest word; returns what is taken from
  * all words of the group. */
-INLINE __m512i put_exponent(__m128i inverse, int16_t room, uint8_t *byte)
+INLINE __m512i put_exponent(__m128i inverse, __m128i room, uint8_t *byte)
 {
     const __m128i largest = _mm_xor_si128(inverse, _mm_set1_epi16(-1));
-    const __m128i exponent = _mm_subs_epu16(_mm_srli_epi16(largest, 7), _mm_set1_epi16(room));
+    const __m128i exponent = _mm_subs_epu16(_mm_srli_epi16(largest, 7), room);
     *byte = (uint8_t)_mm_extract_epi8(exponent, 0);
     return _mm512_broadcastw_epi16(_mm_slli_epi16(exponent, 7));
 }
