@@ -8,6 +8,9 @@
 #pragma GCC optimize("no-tree-slp-vectorize") /* it packs single keys by slow inserts */
 #include "_host_compact_words.h"
 
+/* Elements from a group to the one that is fetched meanwhile. */
+enum { AHEAD = 8 * GROUP };
+
 /* 32 elements; the last step's root and displacement. In factored state there are no second moments
  * and no roots: each function is told by `factored`, which the compiler knows. */
 typedef struct {
@@ -371,6 +374,25 @@ INLINE int catch_up_group(const RowPass *pass, int64_t at, int dtype, const Orde
     return 1;
 }
 
+/* Asks for a later group's codes and first gradient: a group is a line or two of each array, which
+ * the hardware does not see coming in time. */
+INLINE void fetch_ahead(const RowPass *pass, int64_t at, int dtype, int factored)
+{
+    const HostJob *job = pass->job;
+    const int64_t start = pass->row * job->cols + at + AHEAD;
+    __builtin_prefetch(job->high + start, 1);
+    __builtin_prefetch(job->high + start + HALF, 1);
+    __builtin_prefetch(job->low + start, 1);
+    __builtin_prefetch(job->exp_avg8 + start, 1);
+    if (!factored)
+        __builtin_prefetch(job->exp_avg_sq8 + start, 1);
+    if (pass->num_steps && dtype == BFLOAT16) {
+        const uint16_t *grad = (const uint16_t *)job->steps[0].grad + start;
+        __builtin_prefetch(grad, 0);
+        __builtin_prefetch(grad + HALF, 0);
+    }
+}
+
 INLINE void catch_up(const RowPass *pass, int dtype, int factored)
 {
     /* Copies, which no store of bytes can change. */
@@ -381,9 +403,11 @@ INLINE void catch_up(const RowPass *pass, int dtype, int factored)
     own.job = own.upload.job = &job;
     own.former.job = &former;
     fill_order(&order);
-    for (int64_t at = 0; at < end; at += GROUP)
+    for (int64_t at = 0; at < end; at += GROUP) {
+        fetch_ahead(&own, at, dtype, factored);
         if (!catch_up_group(&own, at, dtype, &order, factored))
             zenflow_compact_part(pass, at, at + GROUP);
+    }
 }
 
 /* Functions of their own: in one, the compiler would find fewer registers for each. */
