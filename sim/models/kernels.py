@@ -54,17 +54,18 @@ class Kernels:
     """Elementwise kernels of a layer and of the loss."""
 
     rms_norm: Moved
-    """Traffic of an RMS norm, of its width."""
+    """Traffic of an RMS norm, for each element of its width."""
     layer_norm: Moved
-    """Traffic of a layer norm, of its width."""
+    """Traffic of a layer norm, for each element of its width."""
     rotary: Moved
-    """Traffic of rotary positions, of the widths of queries and keys."""
+    """Traffic of rotary positions, for each element of queries and keys."""
     gate: Moved
-    """Traffic of a gated activation, of the feed-forward's inner width."""
+    """Traffic of a gated activation, for each element of the feed-forward's inner width."""
     residual: Moved
-    """Traffic of both sums and of copies between layouts, of the residual stream's width."""
+    """Traffic of both sums and of copies between layouts, for each element of the residual
+    stream."""
     logit: Moved
-    """Traffic of the loss, of the vocabulary."""
+    """Traffic of the loss, for each logit."""
     launches: int
     """Number of kernels of a layer, products left out."""
     kept_norm: float | None

@@ -294,9 +294,9 @@ def launch_seconds(
 def _seconds(
     work: LayerWork, device: Device, dtype: str, times: float, elementwise_bytes: float
 ) -> float:
-    """Return the seconds of a pass with a layer's products so many times, and such bytes.
+    """Return the seconds of a pass: a layer's products so many times, and elementwise bytes.
 
-    What a product reads and writes hides behind its FLOP, or binds.
+    A product's reads and writes hide behind its FLOP, or bind.
     """
     rate = device.product_rate(dtype)
     bandwidth = device.bandwidth.value * device.bandwidth_efficiency.value

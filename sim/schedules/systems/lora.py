@@ -204,6 +204,11 @@ def adapter_work(workload: Workload, targets: list[Parameter], rank: int) -> Lay
 
     Beside their products: B's output is scaled and added to the layer's; backward scales its
     gradient, and adds A's to the gradient of the layer's input.
+
+    Args:
+        workload: Model and batch.
+        targets: Matrices that have adapters.
+        rank: Of the adapters.
     """
     size, tokens = workload.dtype_bytes, workload.tokens
     inputs = tokens * sum(p.active * p.shape[-1] for p in targets)

@@ -41,8 +41,8 @@ def product_errors(*, adds=False):
 def test_products_of_language_models_take_their_flop_at_the_sustained_rate():
     errors = product_errors()
     assert len(errors) == 183
-    assert abs(median(errors)) < 0.02
-    assert np.quantile(np.abs(errors), 0.9) < 0.16
+    assert abs(median(errors)) < 0.01
+    assert np.quantile(np.abs(errors), 0.9) < 0.125
 
 
 def test_traffic_beside_the_flop_would_make_products_too_slow():
@@ -57,6 +57,6 @@ def test_elementwise_kernels_take_their_bytes_both_ways(row):
         find_device(row["device"]), row["dtype"], elementwise_bytes=moved * row["elements"]
     )
     both = forward + backward
-    tolerance = 0.1 if row["kernels"] == "eager" else 0.3  # times that no bandwidth binds
+    tolerance = 0.04 if row["kernels"] == "eager" else 0.23  # times that no bandwidth binds
     assert both * 1e3 == pytest.approx(row["both"], rel=tolerance)
     assert forward * 1e3 == pytest.approx(row["forward"], rel=tolerance)
