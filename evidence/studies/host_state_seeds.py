@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from evidence.studies import regimes
 from evidence.studies.host_state import (
     BOTH,
     COMPACT,
@@ -13,6 +14,7 @@ from evidence.studies.host_state import (
     LEAST_MEAN,
     NEAR,
     SETTINGS,
+    Setting,
     cell_for,
     draw,
     excesses,
@@ -29,19 +31,24 @@ ABOVE = ("from scratch, beta2 = 0.99", "from scratch, beta2 = 0.999", "from scra
 """Settings of `evidence.studies.host_state` whose three seeds were above the margin."""
 LARGER = ("10.7M parameters",)
 """Settings of that study which have one seed there."""
+SMALL_RATE = Setting("10.7M parameters, small rate", regimes.LARGER, 4e-4)
+"""The larger model at a rate at which the smaller one's runs scatter less."""
 _PERCENT = 100
 
 
-def _cells(names: Sequence[str], scope: Scope) -> Sequence[Cell]:
+def _named(names: Sequence[str]) -> Sequence[Setting]:
+    return [setting for setting in SETTINGS if setting.name in names]
+
+
+def _cells(settings: Sequence[Setting], scope: Scope) -> Sequence[Cell]:
     """Return all runs of some settings, seed by seed, those of many steps last.
 
     A part of them says something.
     """
-    chosen = [setting for setting in SETTINGS if setting.name in names]
     cells = [
         cell_for(setting, variant, seed, scope)
         for seed in scope.seeds or ()
-        for setting in chosen[: 1 if scope.smoke else None]
+        for setting in settings[: 1 if scope.smoke else None]
         for variant in VARIANTS
     ]
     return sorted(cells, key=lambda cell: cell.settings["steps"])
@@ -92,7 +99,7 @@ def _study(
     name: str,
     title: str,
     about: str,
-    settings: Sequence[str],
+    settings: Sequence[Setting],
     *,
     seeds: tuple[int, ...],
     minutes: int,
@@ -122,13 +129,20 @@ STUDIES = (
         "Held-out loss with compact host state, where three seeds can't tell",
         "Settings of `zenflow study host_state` in which compact state ended more than 0.2% above "
         "float32 in the mean of three seeds, on seeds that had no part in that choice.",
-        ABOVE, seeds=tuple(range(3, 11)), minutes=100,
+        _named(ABOVE), seeds=tuple(range(3, 11)), minutes=100,
     ),
     _study(
         "host_state_larger",
         "Held-out loss with compact host state, 10.7M parameters",
         "The larger model of `zenflow study host_state`, 10.7M parameters from random weights at "
         "1e-3, which has one seed there, on other seeds.",
-        LARGER, seeds=(3, 4, 5), minutes=200,
+        _named(LARGER), seeds=(3, 4, 5), minutes=200,
+    ),
+    _study(
+        "host_state_larger_small_rate",
+        "Held-out loss with compact host state, 10.7M parameters at a small rate",
+        "The larger model of `zenflow study host_state`, 10.7M parameters from random weights, at "
+        "4e-4: at 1e-3 its runs scatter by 1%.",
+        [SMALL_RATE], seeds=(3, 4, 5), minutes=200,
     ),
 )  # fmt: skip

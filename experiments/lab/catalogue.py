@@ -60,6 +60,7 @@ _MODULES = {
     "host_state": "evidence.studies.host_state",
     "host_state_seeds": "evidence.studies.host_state_seeds",
     "host_state_larger": "evidence.studies.host_state_seeds",
+    "host_state_larger_small_rate": "evidence.studies.host_state_seeds",
     "factored_moments": "evidence.studies.factored_moments",
     "changed_weights": "evidence.studies.changed_weights",
     "compression": "evidence.studies.compression.study",

@@ -1,5 +1,6 @@
 """The study of formats on fresh seeds: its runs are those of the other study, but for the seed."""
 
+from dataclasses import replace
 from statistics import fmean
 
 import pytest
@@ -20,7 +21,7 @@ def row(seed, variant, loss, setting="from scratch, long"):
     }  # fmt: skip
 
 
-SEEDS, LARGER = host_state_seeds.STUDIES
+SEEDS, LARGER, SMALL_RATE = host_state_seeds.STUDIES
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,13 @@ def test_runs_are_the_other_studys_with_seeds_that_it_does_not_have(study, setti
     assert all(by_key[key_of(cell)].work == cell.work for cell in shared)
     assert {key_of(cell)[1] for cell in fresh} == set(host_state_seeds.VARIANTS)
     assert set(study.seeds).isdisjoint(host_state.STUDY.seeds)
+
+
+def test_the_small_rate_is_all_that_differs_from_the_larger_models_other_study():
+    ours, others = (study.cells(Scope(seeds=(3,))) for study in (SMALL_RATE, LARGER))
+    assert {cell.work.lr for cell in ours} == {4e-4}
+    assert [replace(cell.work, lr=1e-3) for cell in ours] == [cell.work for cell in others]
+    assert [cell.labels["variant"] for cell in ours] == list(host_state_seeds.VARIANTS)
 
 
 def test_a_claim_is_of_the_mean_and_tells_its_interval():

@@ -24,13 +24,14 @@ from experiments.lab.study import Scope
 from zenflow.errors import ConfigError
 from zenflow.provenance import provenance
 
-UNMADE: tuple[str, ...] = ("glue_decoder",)
+UNMADE: tuple[str, ...] = ("glue_decoder", "host_state_larger_small_rate")
 """Studies whose first record is still to be made."""
 KEYS = tuple(key for key in catalogue.names() if key not in UNMADE)
 ALONE = ("paper/", "validation")
 """Studies with tests of their own that make them: those of one cell, and the one with ranks."""
 LONG = (
     *("changed_weights", "factored_moments", "host_state_larger", "host_state_seeds"),
+    "host_state_larger_small_rate",
     *("sst2", "stability", "stall_and_loss", "tuned_goodput"),
 )
 """Studies whose parts have tests of their own, and take long together."""
