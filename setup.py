@@ -88,11 +88,14 @@ setup(
             "zenflow.host._host_kernel",
             sources=[
                 f"zenflow/host/_host_{name}.c"
-                for name in ("kernel", "compact", "compact_wide", "pool")
+                for name in ("kernel", "compact", "compact_256", "compact_512", "pool")
             ],
             depends=[
                 f"zenflow/host/_host_{name}.h"
-                for name in ("kernel", "arithmetic", "compact", "compact_words")
+                for name in (
+                    *("kernel", "arithmetic", "compact"),
+                    *("compact_256", "compact_512", "compact_wide", "compact_words"),
+                )
             ],
             extra_compile_args=["/O2", "/std:c11"] if sys.platform == "win32" else _FLAGS,
             extra_link_args=[] if sys.platform == "win32" else ["-pthread", "-lm"],

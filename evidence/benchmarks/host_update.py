@@ -10,7 +10,7 @@ STREAM: what the job must read and write, not the line that a write to fresh mem
 Scaling in place has no such read, so it shows what the memory really moves.
 
 On a machine with AVX-512 the kernel can be built as for one without:
-`CFLAGS="-DCLONES= -mavx2" python setup.py build_ext --inplace --force`.
+`CFLAGS="-DWIDEST=256" python setup.py build_ext --inplace --force`.
 """
 
 from __future__ import annotations

@@ -28,11 +28,20 @@
 #define NOINLINE static
 #endif
 
+/* Bits of the widest vectors: a build may take 256, to be as on a processor without AVX-512. */
+#if !defined(WIDEST)
+#define WIDEST 512
+#endif
+
 /* Clones are picked through the loader's indirect functions, which only glibc has. A build may
  * define CLONES as nothing, to have plain C and to check the clones against it. */
 #if !defined(CLONES)
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#if WIDEST == 512
 #define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define CLONES __attribute__((target_clones("avx2", "default")))
+#endif
 #define HAS_CLONES
 #else
 #define CLONES

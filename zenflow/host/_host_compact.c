@@ -222,9 +222,11 @@ static void catch_up_row(const HostJob *job, const HostJob *former, int64_t row,
     }
     int64_t done = 0;
 #if defined(HAS_CLONES)
-    if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl"))
-        done = zenflow_compact_wide(&pass);
+    if (WIDEST == 512 && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        done = zenflow_compact_512(&pass);
+    else if (__builtin_cpu_supports("avx2"))
+        done = zenflow_compact_256(&pass);
 #endif
     if (done < job->cols)
         zenflow_compact_part(&pass, done, job->cols);

@@ -1,5 +1,5 @@
-/* A row's pass over compact state. _host_compact.c begins it, and _host_compact_wide.c does its
- * whole groups where there is AVX-512. */
+/* A row's pass over compact state. _host_compact.c begins it, and _host_compact_wide.h does its
+ * whole groups where there is AVX2 or AVX-512. */
 #ifndef ZENFLOW_HOST_COMPACT_H
 #define ZENFLOW_HOST_COMPACT_H
 
@@ -59,9 +59,10 @@ INLINE int repeats_last(const RowPass *pass)
 void zenflow_compact_part(const RowPass *pass, int64_t begin, int64_t end);
 
 #if defined(HAS_CLONES)
-/* Does the row's whole groups, and returns where they end; or nothing, and returns 0. Needs
- * AVX-512 as x86-64-v4 has it. */
-int64_t zenflow_compact_wide(const RowPass *pass);
+/* Do the row's whole groups, and return where they end; or nothing, and return 0. One needs AVX-512
+ * as x86-64-v4 has it, the other AVX2. */
+int64_t zenflow_compact_512(const RowPass *pass);
+int64_t zenflow_compact_256(const RowPass *pass);
 #endif
 
 #endif

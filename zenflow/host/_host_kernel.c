@@ -80,7 +80,7 @@ EXPORT int zenflow_interface(void)
 EXPORT const char *zenflow_instruction_set(void)
 {
 #if defined(HAS_CLONES)
-    if (__builtin_cpu_supports("avx512f"))
+    if (WIDEST == 512 && __builtin_cpu_supports("avx512f"))
         return "AVX-512";
     if (__builtin_cpu_supports("avx2"))
         return "AVX2";

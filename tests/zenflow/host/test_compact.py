@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.zenflow.host.test_kernel import DTYPES, plain_library, select
+from tests.zenflow.host.test_kernel import DTYPES, NARROW, PLAIN, library_with, select
 from zenflow.host import e4m3, kernel, library, torch_kernel
 from zenflow.host.compact import CompactState, FactoredCompactState, Rounding, keys_of
 from zenflow.host.jobs import AdamStep, Changes, CompactJob, Upload
@@ -24,6 +24,12 @@ def own_backend(monkeypatch):
     yield
     monkeypatch.undo()
     library._load.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory):
+    """The kernel as a processor without AVX-512 runs it."""
+    return library_with(tmp_path_factory.mktemp("narrow"), NARROW)
 
 
 def drawn(num_rows, num_elements, step, seed=SEED):
@@ -180,8 +186,9 @@ def test_random_bits_are_the_elements_own_and_differ_by_step_and_seed():
 @pytest.mark.parametrize("repeats", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_c_and_torch_give_equal_bits(monkeypatch, kind, dtype, repeats, lead):
+def test_c_and_torch_give_equal_bits(monkeypatch, narrow, kind, dtype, repeats, lead):
     select(monkeypatch, "c")
+    own = library.c_library()
     shapes = (
         (5, 150, 3),
         (7, GROUP, 1),
@@ -191,13 +198,15 @@ def test_c_and_torch_give_equal_bits(monkeypatch, kind, dtype, repeats, lead):
         (2, 700, MOST_WAITING),
     )
     for num_rows, num_elements, num_steps in shapes:
-        ours, theirs = (
+        theirs, *ours = (
             job_of(num_rows, num_elements, num_steps, dtype, lead=lead, repeats=repeats, kind=kind)
-            for _ in range(2)
+            for _ in range(3)
         )
-        kernel.run(ours)
         torch_kernel.run(theirs)
-        assert_equal(ours, theirs)
+        for used, job in zip((own, narrow), ours, strict=True):
+            monkeypatch.setattr(library, "_load", lambda used=used: used)
+            kernel.run(job)
+            assert_equal(job, theirs)
 
 
 def rare(job, kind):
@@ -222,6 +231,8 @@ def rare(job, kind):
                 step.grad[(place > share) & (place < share + 0.005)] = number
             step.grad.view(torch.int16)[:, 7::97] = -1  # NaN of the largest payload
     if kind == "zeros":
+        job.state.high[place < 0.2] = -0.0
+        job.state.low[place < 0.2] = 0
         for tensor in (job.state.exp_avg, job.state.exp_avg_sq):
             tensor.mul_((place[:, : tensor.shape[1]] > 0.3).to(torch.uint8))
 
@@ -250,24 +261,42 @@ def raw(job):
     return found if changes is None else [*found, changes.marks]
 
 
-def test_rare_numbers_give_equal_bits_by_all_instructions(monkeypatch, tmp_path):
+def test_rare_numbers_give_equal_bits_by_all_instructions(monkeypatch, tmp_path, narrow):
     """Zeros, infinities, NaN, and codes that no training writes, in either kind of state."""
     select(monkeypatch, "c")
-    plain, own = plain_library(tmp_path), library.c_library()
+    libraries = library_with(tmp_path, PLAIN), narrow, library.c_library()
     kinds = ("any code", "zeros", "wide", "huge", "at the end of the range", "not finite")
     for kind, change, num_steps, of_state in itertools.product(
         kinds, (lambda job: job, short_gradients, marked), (0, 1, 3), KINDS
     ):
         found = []
-        for used in (plain, own):
+        for used in libraries:
             job = job_of(4, 3 * GROUP + 5, num_steps, kind=of_state)
             rare(job, kind)
             job = change(job)
             monkeypatch.setattr(library, "_load", lambda used=used: used)
             kernel.run(job)
             found.append(raw(job))
-        for place, (one, other) in enumerate(zip(*found, strict=True)):
-            assert torch.equal(one, other), f"{kind}, {num_steps} steps, tensor {place}"
+        plain, *others = found
+        for other in others:
+            for place, pair in enumerate(zip(plain, other, strict=True)):
+                assert torch.equal(*pair), f"{kind}, {num_steps} steps, tensor {place}"
+
+
+def test_moments_of_zero_stay_zero(monkeypatch, tmp_path, narrow):
+    """Whatever is drawn: every number of 20 bits, several times."""
+    select(monkeypatch, "c")
+    shape = 64, 2**16
+    zeros = torch.zeros(shape)
+    for used in (library_with(tmp_path, PLAIN), narrow, library.c_library()):
+        job = CompactJob(
+            CompactState.zeros(*shape), torch.zeros(64, dtype=torch.int64),
+            torch.ones(64, dtype=torch.uint8), [AdamStep(1e-3, 0.9, 0.95, 1e-8, 1.0, 1.0, zeros)],
+            None, 0, shape[1], SEED,
+        )  # fmt: skip
+        monkeypatch.setattr(library, "_load", lambda used=used: used)
+        kernel.run(job)
+        assert not job.state.exp_avg.any() and not job.state.exp_avg_sq.any()
 
 
 @settings(max_examples=20, deadline=None)

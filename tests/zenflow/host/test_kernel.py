@@ -19,7 +19,7 @@ from zenflow.host.jobs import AdamStep, CatchUpJob, SumJob, Upload
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SOURCES = [
     Path(kernel.__file__).with_name(f"_host_{name}.c")
-    for name in ("kernel", "compact", "compact_wide", "pool")
+    for name in ("kernel", "compact", "compact_256", "compact_512", "pool")
 ]
 FLUSHES = platform.machine().lower() in ("x86_64", "amd64", "aarch64")
 
@@ -203,20 +203,24 @@ def test_any_cut_of_the_steps_gives_the_same_bits(backend, num_steps, repeats_la
         assert_same_bits(results_of(parts), expected)
 
 
-def plain_library(folder):
-    """Return the kernel without instructions that only some processors have."""
+PLAIN, NARROW = "-DCLONES=", "-DWIDEST=256"
+"""Builds without instructions that only some processors have, and without AVX-512 alone."""
+
+
+def library_with(folder, choice):
+    """Return the kernel built with `PLAIN` or `NARROW`."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler")
-    plain = folder / "plain.so"
-    options = ["-std=c11", "-O1", "-DCLONES=", "-ffp-contract=off", "-fPIC", "-shared", "-pthread"]
-    subprocess.run([compiler, *options, *map(str, SOURCES), "-o", str(plain), "-lm"], check=True)
-    return library.bound(ctypes.CDLL(str(plain)))
+    built = folder / f"{choice.strip('-=')}.so"
+    options = ["-std=c11", "-O1", choice, "-ffp-contract=off", "-fPIC", "-shared", "-pthread"]
+    subprocess.run([compiler, *options, *map(str, SOURCES), "-o", str(built), "-lm"], check=True)
+    return library.bound(ctypes.CDLL(str(built)))
 
 
 def test_clones_agree_with_plain_c_bit_for_bit(tmp_path, monkeypatch):
     select(monkeypatch, "c")
-    built = plain_library(tmp_path)
+    built = library_with(tmp_path, PLAIN)
     expected = [
         run(problem(6, 333, grad_dtype=grad, out_dtype=out)) for grad in DTYPES for out in DTYPES
     ]
