@@ -219,10 +219,10 @@ PAGE_BANDWIDTH = Quantity(
 """Bytes/s of fresh memory of one thread, where it has not been measured."""
 
 COMPACT_CODING = Quantity(
-    value=3.0,
+    value=1.0,
     kind="estimated",
-    source="the engine's kernel built for AVX2, from the cache of a core of Zen 4 (record "
-    "2026-11-27_benchmarks_amd-epyc)",
+    source="the engine's kernel with AVX2, from the cache of a core of Zen 4: 0.86 and 0.99 "
+    "(record 2026-11-28_benchmarks_amd-epyc)",
     sigma=0.3,
 )
 """AdamW steps of an element in which compact state is coded, without AVX-512."""

@@ -296,7 +296,8 @@ def test_moments_of_zero_stay_zero(monkeypatch, tmp_path, narrow):
         )  # fmt: skip
         monkeypatch.setattr(library, "_load", lambda used=used: used)
         kernel.run(job)
-        assert not job.state.exp_avg.any() and not job.state.exp_avg_sq.any()
+        assert not job.state.exp_avg.any()
+        assert not job.state.exp_avg_sq.any()
 
 
 @settings(max_examples=20, deadline=None)
