@@ -151,7 +151,7 @@ STUDY = Study(
     tables=_tables,
     draw=lambda data: draw(data, SMOKE.lr if data["study"]["smoke"] else RATE, MARGIN),
     settings=lambda scope: subject(scope).header,
-    seeds=(0, 1, 2),
-    minutes=270,
+    seeds=tuple(range(8)),
+    minutes=320,
     uses=frozenset({"data_dir", "model"}),
 )
