@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -281,6 +282,14 @@ def test_rare_numbers_give_equal_bits_by_all_instructions(monkeypatch, tmp_path,
         for other in others:
             for place, pair in enumerate(zip(plain, other, strict=True)):
                 assert torch.equal(*pair), f"{kind}, {num_steps} steps, tensor {place}"
+
+
+@pytest.mark.skipif(
+    not Path("/proc/cpuinfo").is_file() or "avx2" not in Path("/proc/cpuinfo").read_text().split(),
+    reason="needs Linux on a processor with AVX2",
+)
+def test_a_build_may_leave_avx512_out(narrow):
+    assert narrow.zenflow_instruction_set() == b"AVX2"
 
 
 def test_moments_of_zero_stay_zero(monkeypatch, tmp_path, narrow):
