@@ -74,7 +74,7 @@ def _findings(data: Data) -> Sequence[Finding]:
         margin, undecided = group["margin"], test.verdict == UNKNOWN
         found.append(Finding(
             claim=f"{_model(group)} on {group['task']}: {group['metric']} of {group['variant']} "
-            f"is AdamW's within {margin:g} points",
+            f"is AdamW's within {margin:g} point{'s' if margin != 1 else ''}",
             source="the aim of this project; the margin was set before anything ran",
             unit="points", published=Range(low=-margin, high=margin),
             tolerance=Tolerance.absolute(0.0),
