@@ -1,4 +1,4 @@
-/* Vectors of 512 bits, as AVX-512 has them: what compact state does with them. */
+/* Vectors of 512 bits, as AVX-512 has them, and the functions that compact state needs of them. */
 #ifndef ZENFLOW_HOST_COMPACT_512_H
 #define ZENFLOW_HOST_COMPACT_512_H
 
@@ -151,7 +151,7 @@ INLINE Vec zero_where_equal(Vec words, Vec others)
     return _mm512_maskz_mov_epi16(_mm512_cmpneq_epi16_mask(words, others), words);
 }
 
-/* What is found where words are at least the limit, or floats less than others; else 0. */
+/* A value where words are at least the limit, or floats less than others; else 0. */
 INLINE Vec where_at_least(Vec words, Vec limit, Vec found)
 {
     return _mm512_maskz_mov_epi16(_mm512_cmpge_epu16_mask(words, limit), found);

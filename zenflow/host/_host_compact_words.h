@@ -2,8 +2,8 @@
  *
  * A moment's code is in the 16 higher bits of a float32, and so is a bfloat16. These bits alone
  * are taken 32 elements at a time: *words*, in the elements' order. Numbers of 32 bits are in the
- * order in which words unpack, within each 128 bits of a vector. What is done on words costs half
- * of what it costs on numbers.
+ * order in which words unpack, within each 128 bits of a vector. An operation on words takes half
+ * as long as one on numbers.
  */
 #ifndef ZENFLOW_HOST_COMPACT_WORDS_H
 #define ZENFLOW_HOST_COMPACT_WORDS_H
@@ -98,7 +98,7 @@ INLINE Pair numbers_at(const float *from)
     return pair;
 }
 
-/* What an exponent byte adds to the words of its group's codes. */
+/* Addend of the words of a group's codes, by its exponent byte. */
 INLINE Vec base_of(uint32_t exponent)
 {
     return every32(exponent * 0x800080u);

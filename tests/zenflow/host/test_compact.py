@@ -293,7 +293,7 @@ def test_a_build_may_leave_avx512_out(narrow):
 
 
 def test_moments_of_zero_stay_zero(monkeypatch, tmp_path, narrow):
-    """Whatever is drawn: every number of 20 bits, several times."""
+    """Four million elements draw each number of 20 bits several times."""
     select(monkeypatch, "c")
     shape = 64, 2**16
     zeros = torch.zeros(shape)
