@@ -55,7 +55,7 @@ ifndef OUT
 endif
 
 # What an installation depends on: after a change of these, the next target installs again.
-SOURCES := pyproject.toml constraints.txt $(wildcard setup.py zenflow/host/*.c zenflow/host/*.h)
+SOURCES := pyproject.toml constraints.txt $(wildcard setup.py zenflow/host/csrc/* sim/replay/*.[ch])
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check install
 CONSTRAINTS := $(VENV)/constraints.txt
 

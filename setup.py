@@ -22,6 +22,11 @@ ROOT = Path(__file__).resolve().parent
 _FLAGS = ["-O3", "-std=c11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
 
 
+def files(pattern: str) -> list[str]:
+    """Return the paths, from here, of the files that a pattern names."""
+    return sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern))
+
+
 def bake_commit(folder: str) -> None:
     """Write the commit below a folder that gets a copy of this tree; nothing if it is unknown."""
     own = runpy.run_path(str(ROOT / "zenflow" / "commit.py"))
@@ -86,25 +91,16 @@ setup(
     ext_modules=[
         Extension(
             "zenflow.host._host_kernel",
-            sources=[
-                f"zenflow/host/_host_{name}.c"
-                for name in ("kernel", "compact", "compact_256", "compact_512", "pool")
-            ],
-            depends=[
-                f"zenflow/host/_host_{name}.h"
-                for name in (
-                    *("kernel", "arithmetic", "compact"),
-                    *("compact_256", "compact_512", "compact_wide", "compact_words"),
-                )
-            ],
+            sources=files("zenflow/host/csrc/*.c"),
+            depends=files("zenflow/host/csrc/*.h"),
             extra_compile_args=["/O2", "/std:c11"] if sys.platform == "win32" else _FLAGS,
             extra_link_args=[] if sys.platform == "win32" else ["-pthread", "-lm"],
             optional=True,  # without a compiler the package installs and runs on torch operations
         ),
         Extension(
             "sim.replay._replay",
-            sources=[f"sim/replay/_{name}.c" for name in ("replay", "runs", "settle")],
-            depends=["sim/replay/_replay.h"],
+            sources=files("sim/replay/*.c"),
+            depends=files("sim/replay/*.h"),
             extra_compile_args=["/O2", "/std:c11"] if sys.platform == "win32" else _FLAGS,
             extra_link_args=[] if sys.platform == "win32" else ["-lm"],
             optional=True,  # without a compiler sweeps simulate by SimPy

@@ -26,7 +26,7 @@ _FLOAT, _DOUBLE = ctypes.c_float, ctypes.c_double
 
 
 class CStep(ctypes.Structure):
-    """`AdamStep` as `_host_kernel.h` declares it."""
+    """`AdamStep` as `csrc/kernel.h` declares it."""
 
     _fields_ = (
         *(("grad", _POINTER), ("lr", _DOUBLE), ("beta1", _DOUBLE), ("beta2", _DOUBLE)),
@@ -35,7 +35,7 @@ class CStep(ctypes.Structure):
 
 
 class CJob(ctypes.Structure):
-    """`HostJob` as `_host_kernel.h` declares it.
+    """`HostJob` as `csrc/kernel.h` declares it.
 
     It holds addresses and no references: its maker keeps the tensors alive.
     """

@@ -1,7 +1,7 @@
 """The host's threads in C: Python hands whole jobs over, and C works on all rows.
 
 With a Python thread for each core, these would take the interpreter a thousand times a step from
-the thread that launches the device's work. See `_host_pool.c`.
+the thread that launches the device's work. See `csrc/pool.c`.
 """
 
 from __future__ import annotations

@@ -17,10 +17,7 @@ from zenflow.host import kernel, library
 from zenflow.host.jobs import AdamStep, CatchUpJob, SumJob, Upload
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-SOURCES = [
-    Path(kernel.__file__).with_name(f"_host_{name}.c")
-    for name in ("kernel", "compact", "compact_256", "compact_512", "pool")
-]
+SOURCES = sorted(Path(kernel.__file__).with_name("csrc").glob("*.c"))
 FLUSHES = platform.machine().lower() in ("x86_64", "amd64", "aarch64")
 
 

@@ -1,10 +1,10 @@
-/* Vectors of 512 bits as two of AVX2, with the functions that _host_compact_512.h has. */
+/* Vectors of 512 bits as two of AVX2, with the functions that compact_512.h has. */
 #ifndef ZENFLOW_HOST_COMPACT_256_H
 #define ZENFLOW_HOST_COMPACT_256_H
 
 #include <immintrin.h>
 
-#include "_host_arithmetic.h"
+#include "arithmetic.h"
 
 typedef struct {
     __m256i low, high;

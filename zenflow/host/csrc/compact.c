@@ -4,7 +4,7 @@
  * Random bits are a function of a key and of the element's number in the whole parameter. So the
  * result does not depend on how rows are cut into calls.
  */
-#include "_host_compact.h"
+#include "compact.h"
 
 static uint64_t mixed(uint64_t state)
 {

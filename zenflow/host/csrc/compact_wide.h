@@ -1,11 +1,11 @@
 /* Whole groups of compact state in vectors, from codes to codes. The results are those of
- * _host_compact.c, which does all other groups. The file that includes this one has chosen the
+ * compact.c, which does all other groups. The file that includes this one has chosen the
  * vectors.
  */
 #ifndef ZENFLOW_HOST_COMPACT_WIDE_H
 #define ZENFLOW_HOST_COMPACT_WIDE_H
 
-#include "_host_compact_words.h"
+#include "compact_words.h"
 
 /* Elements from a group to the one that is fetched meanwhile. */
 enum { AHEAD = 8 * GROUP };

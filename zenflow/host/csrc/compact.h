@@ -1,9 +1,9 @@
-/* A row's pass over compact state. _host_compact.c begins it, and _host_compact_wide.h does its
+/* A row's pass over compact state. compact.c begins it, and compact_wide.h does its
  * whole groups where there is AVX2 or AVX-512. */
 #ifndef ZENFLOW_HOST_COMPACT_H
 #define ZENFLOW_HOST_COMPACT_H
 
-#include "_host_arithmetic.h"
+#include "arithmetic.h"
 
 /* Steps of the sequences of random bits from element to element, as compact.py has them. */
 #define ODD_WEIGHT 0x9E3779B1u

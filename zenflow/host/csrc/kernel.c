@@ -3,12 +3,12 @@
  *
  * Loaded by zenflow/host/library.py with ctypes, so that the interpreter lock is free while it
  * runs and neither Python's nor torch's headers are needed. It starts no threads: callers,
- * _host_pool.c among them, hand row ranges to their own.
+ * pool.c among them, hand row ranges to their own.
  *
  * A tile's state stays in the first-level cache while it takes all its steps: memory is read and
  * written once for any number of them.
  */
-#include "_host_arithmetic.h"
+#include "arithmetic.h"
 
 /* The functions with clones are not inlined, also because the compiler must move no
  * arithmetic across the change of mode in their callers. */

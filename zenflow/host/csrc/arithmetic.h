@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "_host_kernel.h"
+#include "kernel.h"
 
 #if defined(__SSE__) || defined(_M_X64)
 #include <xmmintrin.h>

@@ -1,4 +1,4 @@
-/* The host's jobs: what _host_kernel.c does to the rows of one block, and _host_pool.c shares out. */
+/* The host's jobs: what kernel.c does to the rows of one block, and pool.c shares out. */
 #ifndef ZENFLOW_HOST_KERNEL_H
 #define ZENFLOW_HOST_KERNEL_H
 

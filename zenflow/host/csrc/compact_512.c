@@ -1,12 +1,12 @@
 /* Whole groups of compact state by AVX-512. */
-#include "_host_compact.h"
+#include "compact.h"
 
 #if defined(HAS_CLONES)
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl")
 #pragma GCC optimize("no-tree-slp-vectorize") /* it packs single keys by slow inserts */
-#include "_host_compact_512.h"
+#include "compact_512.h"
 
-#include "_host_compact_wide.h"
+#include "compact_wide.h"
 
 int64_t zenflow_compact_512(const RowPass *pass)
 {

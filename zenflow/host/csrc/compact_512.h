@@ -4,7 +4,7 @@
 
 #include <immintrin.h>
 
-#include "_host_arithmetic.h"
+#include "arithmetic.h"
 
 typedef __m512i Vec;
 typedef float Floats __attribute__((vector_size(64)));

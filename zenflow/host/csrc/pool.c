@@ -3,13 +3,13 @@
  * Loaded by zenflow/host/pool.py with ctypes. A caller hands over some jobs, each the rows of one
  * block, and works on them itself. Where they are more than a piece, the pool's threads help: they
  * take pieces from the oldest call first, so that two callers keep all threads at work while one
- * of them prepares its next call. The arithmetic is that of _host_kernel.c, whose cut into calls
+ * of them prepares its next call. The arithmetic is that of kernel.c, whose cut into calls
  * changes no bit.
  */
 #include <stdint.h>
 #include <stdlib.h>
 
-#include "_host_kernel.h"
+#include "kernel.h"
 
 #if !defined(_WIN32)
 #include <pthread.h>

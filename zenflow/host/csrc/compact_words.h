@@ -8,7 +8,7 @@
 #ifndef ZENFLOW_HOST_COMPACT_WORDS_H
 #define ZENFLOW_HOST_COMPACT_WORDS_H
 
-#include "_host_compact.h"
+#include "compact.h"
 
 enum { HALF = GROUP / 2 };
 
