@@ -6,7 +6,8 @@ them is tried, and weights visit the device where they must.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -72,8 +73,7 @@ def with_drive(
         best: Option | None = None
         for state in states:
             rules = [{**held, "host_state": state, "queue_depth": depth} for depth in depths]
-            found = [way(planner, workload, rule, checkpointing) for rule in rules]
-            fastest = max(filter(None, found), key=_speed, default=None)
+            fastest = _fastest(way, planner, workload, rules, checkpointing)
             if fastest is not None and (best is None or _speed(fastest) > FASTER * _speed(best)):
                 best = fastest
         if best is not None:
@@ -88,6 +88,46 @@ def zero_infinity(planner: Planner, option: Option) -> Option:
 
 def _speed(option: Option) -> float:
     return option.tokens_per_second
+
+
+def _fastest(
+    way: Way,
+    planner: Planner,
+    workload: Workload,
+    rules: Iterable[Mapping[str, Any]],
+    checkpointing: Recomputation | None,
+) -> Option | None:
+    """Return the fastest step by any of these rules; None if none is likely to fit.
+
+    A rule whose passes of the drive take too long by themselves is not searched for.
+    """
+    fastest: Option | None = None
+    for rule in rules:
+        if fastest is not None:
+            most = _most_speed(planner, fastest, rule["queue_depth"], workload)
+            if most <= _speed(fastest):
+                continue
+        found = way(planner, workload, rule, checkpointing)
+        if found is not None and (fastest is None or _speed(found) > _speed(fastest)):
+            fastest = found
+    return fastest
+
+
+def _most_speed(planner: Planner, option: Option, depth: int, workload: Workload) -> float:
+    """Return the tokens per second that drives allow where so many gradients may wait, at most.
+
+    Each q steps take one pass of all states or more, which moves as many bytes as the option's.
+    """
+    config, found, nvme = option.strategy.config, option.prediction, planner.hardware.nvme
+    assert config is not None
+    assert found is not None
+    assert nvme is not None
+    window = config.update_interval
+    passes = math.ceil(window / option.need.queue_depth) / window
+    more = 1 / depth / passes
+    reads, writes = more * found.drive_read_bytes, more * found.drive_written_bytes
+    seconds = max(reads / nvme.read.value, writes / nvme.write.value)
+    return workload.tokens_per_step / seconds
 
 
 def _without_streams(

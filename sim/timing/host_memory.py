@@ -47,21 +47,18 @@ class HostMemory:
     """Extents of the states, where these are on a drive; None in memory."""
     columns: int = field(init=False, repr=False, compare=False)
     """Number of columns that the host owns."""
+    state: int = field(init=False, repr=False, compare=False)
+    """Bytes of masters and moments in memory."""
 
     def __post_init__(self) -> None:
-        """Count columns once, as they are asked for often."""
-        object.__setattr__(self, "columns", sum([count for count, _ in self.matrices]))
-
-    @property
-    def state(self) -> int:
-        """Bytes of masters and moments in memory."""
-        if self.drive is not None:
-            return 0
-        config = self.config
-        return sum(
-            state_bytes(config.host_state, columns, rows, config.second_moment)
-            for columns, rows in self.matrices
-        )
+        """Count columns and their state once, as plans ask for them thousands of times."""
+        columns: dict[int, int] = {}
+        for count, rows in self.matrices:
+            columns[rows] = columns.get(rows, 0) + count
+        kind, second = self.config.host_state, self.config.second_moment
+        state = [state_bytes(kind, count, rows, second) for rows, count in columns.items()]
+        object.__setattr__(self, "columns", sum(columns.values()))
+        object.__setattr__(self, "state", 0 if self.drive is not None else sum(state))
 
     @property
     def buffers(self) -> int:

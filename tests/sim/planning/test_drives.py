@@ -8,23 +8,31 @@ import pytest
 
 from experiments.commands.prediction.plan_drive import on_drive
 from experiments.commands.prediction.plan_run import Wishes, run_command
+from sim import steady
 from sim.hardware.catalog import find_machine, find_nvme
 from sim.hardware.quantity import Quantity
 from sim.models.table import find_model
 from sim.models.workload import Workload
+from sim.planning.drives import DEPTHS, with_drive
+from sim.planning.options import Planner
 from sim.planning.plan import plan
+from sim.simulate import simulate
 
 
-@cache
-def found(host_gib, *, model="llama-2-7b", has_drive=True, rows=4, **asked):
+def asked(host_gib, *, model="llama-2-7b", has_drive=True):
     machine = find_machine("rtx4090-desktop")
     machine = replace(
         machine,
         nvme=find_nvme("gen4-desktop") if has_drive else None,
         host=replace(machine.host, dram_bytes=Quantity(value=host_gib * 2.0**30)),
     )
-    work = Workload.of_config(*find_model(model), batch_size=rows, sequence=1024)
-    return plan(work, machine, strategies=("on_device", "zenflow"), draws=0, **asked)
+    return Workload.of_config(*find_model(model), batch_size=4, sequence=1024), machine
+
+
+@cache
+def found(host_gib, *, model="llama-2-7b", has_drive=True, **settings):
+    work, machine = asked(host_gib, model=model, has_drive=has_drive)
+    return plan(work, machine, strategies=("on_device", "zenflow"), draws=0, **settings)
 
 
 def test_a_host_with_room_and_a_machine_without_drives_get_none():
@@ -53,6 +61,36 @@ def test_a_smaller_host_lets_fewer_gradients_wait_and_write_more():
         for size, made in zip(wear, (large, small), strict=True)
     ]
     assert each[1] > 1.5 * each[0]
+
+
+@pytest.mark.parametrize("host_gib", [24, 64, 192])
+def test_no_number_of_waiting_gradients_that_is_left_out_is_faster(host_gib):
+    work, machine = asked(host_gib)
+    made = with_drive(Planner(machine), work, is_asked=True)
+    kind = made.strategy.config.host_state
+    each = [
+        with_drive(
+            Planner(machine), work, is_asked=True, knobs={"host_state": kind, "queue_depth": depth}
+        )
+        for depth in DEPTHS
+    ]
+    fastest = max(filter(None, each), key=lambda option: option.tokens_per_second)
+    assert made.tokens_per_second == fastest.tokens_per_second
+    assert made.need.queue_depth == fastest.need.queue_depth
+
+
+def test_passes_that_take_too_long_by_themselves_are_not_simulated(monkeypatch):
+    depths = []
+
+    def simulated(costs, strategy, **settings):
+        if strategy.name == "zenflow" and strategy.state_on_drive:
+            depths.append(strategy.config.queue_depth)
+        return simulate(costs, strategy, **settings)
+
+    monkeypatch.setattr(steady, "simulate", simulated)
+    work, machine = asked(192)
+    with_drive(Planner(machine), work, is_asked=True)
+    assert set(depths) == {4}  # for each format of state
 
 
 def test_weights_visit_where_they_must():
