@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,11 +19,12 @@ class Parameter:
     shape: tuple[int, ...]
     active: float = 1.0
     """Share of tokens that compute with it: below 1 for the experts of a mixture."""
+    numel: int = field(init=False, repr=False, compare=False)
+    """Number of elements."""
 
-    @property
-    def numel(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
+    def __post_init__(self) -> None:
+        """Count elements once, as plans ask for them millions of times."""
+        object.__setattr__(self, "numel", math.prod(self.shape))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +82,12 @@ class Layer:
     """Number of routed experts that a token goes to."""
     normed_width: float = 0.0
     """Width that its norms have together."""
+    numel: int = field(init=False, repr=False, compare=False)
+    """Number of elements of all tensors."""
 
-    @property
-    def numel(self) -> int:
-        """Number of elements of all tensors."""
-        return sum(parameter.numel for parameter in self.parameters)
+    def __post_init__(self) -> None:
+        """Count elements once, as plans ask for them millions of times."""
+        object.__setattr__(self, "numel", sum(each.numel for each in self.parameters))
 
     @property
     def is_inner(self) -> bool:
