@@ -57,28 +57,34 @@ def measured(copies):
 @pytest.mark.parametrize("name", CASES)
 def test_copies_end_when_a_fair_link_would_end_them(name):
     expected = ends(CASES[name])
-    for _ in range(4):  # a busy machine wakes threads late, never early
+    alone = [after + size / RATE for after, size in CASES[name]]
+    for _ in range(4):  # a busy machine wakes threads late, and leaves the link to the others
         found = measured(CASES[name])
-        assert all(end > least - 1e-3 for end, least in zip(found, expected, strict=True))
+        assert all(end > least - 1e-3 for end, least in zip(found, alone, strict=True))
         if found == pytest.approx(expected, abs=0.01):
             return
     pytest.fail(f"copies end at {found}, a fair link ends them at {expected}")
 
 
+def seconds(direction, size, work=0.0):
+    started = time.perf_counter()
+    with direction.carrying(size):
+        time.sleep(work)
+    return time.perf_counter() - started
+
+
 def test_a_copys_own_work_is_part_of_its_time():
     direction = PacedDirection(RATE)
-    started = time.perf_counter()
-    with direction.carrying(60):
-        time.sleep(0.04)
-    assert 0.06 <= time.perf_counter() - started < 0.09
+    fastest = min(seconds(direction, 60, work=0.04) for _ in range(4))
+    assert 0.06 <= fastest < 0.09
 
 
 def test_a_copy_that_fails_holds_nobody_up():
-    direction = PacedDirection(RATE)
-    with pytest.raises(RuntimeError, match="broken"), direction.carrying(10):
-        raise RuntimeError("broken")
-    time.sleep(0.02)
-    started = time.perf_counter()
-    with direction.carrying(20):
-        pass
-    assert time.perf_counter() - started < 0.04
+    def taken():
+        direction = PacedDirection(RATE)
+        with pytest.raises(RuntimeError, match="broken"), direction.carrying(10):
+            raise RuntimeError("broken")
+        time.sleep(0.02)
+        return seconds(direction, 20)
+
+    assert min(taken() for _ in range(4)) < 0.04
