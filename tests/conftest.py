@@ -42,6 +42,8 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+_THREADS = int(os.environ["OMP_NUM_THREADS"])
+
 collect_ignore = ["light"]
 """What replaces torch's compiler in processes that tests start must not be loaded in this one."""
 
@@ -119,15 +121,18 @@ def kernels_that_were_asked_for(request: pytest.FixtureRequest) -> Iterator[None
 
 @pytest.fixture(autouse=True)
 def nothing_stays_switched_on() -> Iterator[None]:
-    """Fail a test that leaves a mode or a tracer behind, and put gradients back.
+    """Fail a test that leaves a mode or a tracer behind; put gradients and threads back.
 
-    Every later call would be slower, and without gradients every later test would fail.
+    Every later call would be slower, and without gradients every later test would fail. Commands
+    set the number of torch's threads for their process, which is this one.
     """
     before = _switched_on()
     yield
     after = _switched_on()
     if "torch" in sys.modules:
-        sys.modules["torch"].set_grad_enabled(True)
+        torch = sys.modules["torch"]
+        torch.set_grad_enabled(True)
+        torch.set_num_threads(_THREADS)
     assert after == before, (
         "left on: tracing, or a mode of torch, such as a default device or no_grad"
     )
