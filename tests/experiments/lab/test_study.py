@@ -24,7 +24,7 @@ from experiments.lab.study import Scope
 from zenflow.errors import ConfigError
 from zenflow.provenance import provenance
 
-UNMADE: tuple[str, ...] = ("host_state_larger_small_rate",)
+UNMADE: tuple[str, ...] = ()
 """Studies whose first record is still to be made."""
 KEYS = tuple(key for key in catalogue.names() if key not in UNMADE)
 ALONE = ("paper/", "validation")
