@@ -63,10 +63,7 @@ def groups_of(rows: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _interval(excess: Sequence[float]) -> str:
-    if len(excess) < 2:
-        return ""
-    low, high = Equivalence.of(excess, LEAST_MEAN).interval
-    return f"{low:+.2f} to {high:+.2f}"
+    return Equivalence.of(excess, LEAST_MEAN).span
 
 
 def _findings(data: Data) -> Sequence[Finding]:

@@ -184,6 +184,13 @@ class Equivalence:
         )
 
     @property
+    def span(self) -> str:
+        """The interval as text, empty for a single difference."""
+        if math.isnan(self.p_value):
+            return ""
+        return " to ".join(f"{end:+.2f}" for end in self.interval)
+
+    @property
     def verdict(self) -> str:
         """Whether the two are equivalent; they may be shown to be neither."""
         low, high = self.interval

@@ -70,7 +70,6 @@ def _findings(data: Data) -> Sequence[Finding]:
         test = tested(group)
         if test is None or group["variant"] not in JUDGED:
             continue
-        low, high = test.interval
         margin, undecided = group["margin"], test.verdict == UNKNOWN
         found.append(Finding(
             claim=f"{_model(group)} on {group['task']}: {group['metric']} of {group['variant']} "
@@ -79,11 +78,20 @@ def _findings(data: Data) -> Sequence[Finding]:
             unit="points", published=Range(low=-margin, high=margin),
             tolerance=Tolerance.absolute(0.0),
             measured=None if undecided else test.difference,
-            note=f"{test.difference:+.2f} points, {CONFIDENCE:.0%} interval {low:+.2f} to "
-            f"{high:+.2f}, two one-sided t-tests p = {test.p_value:.3f}, "
-            f"{len(group['points'])} seeds" + ("; the seeds can't tell" if undecided else ""),
+            note=_told(test, len(group["points"])),
         ))  # fmt: skip
     return found
+
+
+def _told(test: Equivalence, num_seeds: int) -> str:
+    """Return a test's result in words."""
+    if num_seeds == 1:
+        return f"{test.difference:+.2f} points with one seed, which can't tell"
+    undecided = "; the seeds can't tell" if test.verdict == UNKNOWN else ""
+    return (
+        f"{test.difference:+.2f} points, {CONFIDENCE:.0%} interval {test.span}, two one-sided "
+        f"t-tests p = {test.p_value:.3f}, {num_seeds} seeds{undecided}"
+    )
 
 
 def _model(group: Mapping[str, Any]) -> str:
@@ -121,10 +129,9 @@ def _tables(data: Data) -> Sequence[Table]:
         Column(head="score, points", show=lambda g: f"{fmean(g['scores']):.2f}"),
         Column(head="test loss", show=lambda g: f"{fmean(g['test_losses']):.4f}"),
         Column(head="beside AdamW", show=test(lambda t: f"{t.difference:+.2f}")),
-        Column(head=f"{CONFIDENCE:.0%} interval",
-               show=test(lambda t: " to ".join(f"{end:+.2f}" for end in t.interval))),
+        Column(head=f"{CONFIDENCE:.0%} interval", show=test(lambda t: t.span)),
         Column(head="margin", show=lambda g: f"{g['margin']:g}"),
-        Column(head="p", show=test(lambda t: f"{t.p_value:.3f}")),
+        Column(head="p", show=test(lambda t: f"{t.p_value:.3f}" if t.span else "")),
         Column(head="equivalent", show=test(lambda t: t.verdict)),
     ]  # fmt: skip
     models = dict.fromkeys(group["model"] for group in data["groups"])

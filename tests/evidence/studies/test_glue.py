@@ -170,6 +170,9 @@ def test_a_rule_is_equivalent_within_its_tasks_margin_or_the_seeds_can_not_tell(
     (finding,) = study.STUDIES[0].findings(data)
     assert finding.verdict is verdict
     assert "within 2.5 points" in finding.claim
+    (table,) = study._tables(data)
+    shown = [column.show(group) for group in data["groups"] for column in table.columns]
+    assert not any(word in text for text in (finding.note, *shown) for word in ("inf", "nan"))
 
 
 def test_a_packed_model_is_unpacked_once(tmp_path, monkeypatch):
