@@ -14,19 +14,17 @@ from sim.fitting.uncertainty import Interval
 from sim.hardware.profile import HardwareProfile
 from sim.models.recomputation import Recomputation
 from sim.models.workload import Workload
-from sim.planning.choice import Chooser, is_too_large
+from sim.planning.asked import Asked
+from sim.planning.choice import is_too_large
 from sim.planning.chunks import in_chunks
-from sim.planning.drives import with_drive, zero_infinity
+from sim.planning.drives import zero_infinity
 from sim.planning.improvements import Improvement
 from sim.planning.instead import instead
 from sim.planning.options import Option
-from sim.planning.rules import FEW_BYTES
-from sim.planning.streams import can_stream, hiding_tokens, with_streams
-from sim.planning.ways import Way, better_of, way_of
+from sim.planning.streams import hiding_tokens
+from sim.planning.ways import Way
 from sim.simulate import STRATEGIES, SYSTEMS, Strategy
-from zenflow.config import PRESETS
 from zenflow.host_state import GradientLink, HostState, SecondMoment, Uploads
-from zenflow.presets import ZERO_INFINITY
 
 DRAWS = 100
 """Number of draws of the machine's quantities for an interval."""
@@ -215,89 +213,67 @@ def plan(
         >>> found.shown.label
         'on_device'
     """
-    asked = [
-        Strategy.of(name, **SYSTEMS[name].those_of(options or {}))
-        if name in SYSTEMS
-        else Strategy.of(name, parallel=parallel or "ddp", reshards=reshards)
-        for name in strategies
-    ]
-    if chunked_loss:
-        workload = in_chunks(workload)
-    presets = [strategy.name for strategy in asked if strategy.name in PRESETS]
-    systems = [
-        strategy
-        for strategy in asked
-        if strategy.name in SYSTEMS or (strategy.name == ZERO_INFINITY and can_stream(hardware))
-    ]
-    held = {
-        name: value
-        for name, value in (
-            ("gradient_link", gradient_link),
-            ("uploads", uploads),
-            ("second_moment", second_moment),
-        )
-        if value == FEW_BYTES[name]
-    }
+    asked = Asked(
+        workload=in_chunks(workload) if chunked_loss else workload,
+        hardware=hardware,
+        strategies=tuple(
+            Strategy.of(name, **SYSTEMS[name].those_of(options or {}))
+            if name in SYSTEMS
+            else Strategy.of(name, parallel=parallel or "ddp", reshards=reshards)
+            for name in strategies
+        ),
+        checkpointing=checkpointing, reserve=reserve, parallel=parallel, reshards=reshards,
+        host_state=host_state, gradient_link=gradient_link, uploads=uploads,
+        second_moment=second_moment, chunked_loss=chunked_loss, streams=streams,
+        state_on_drive=state_on_drive,
+    )  # fmt: skip
+    found, other = asked.ways()
+    streamed = asked.streamed(found)
+    on_drive = asked.on_drive(found, found.choice.recommended or streamed or found.choice.shown)
+    return _told(asked, found, other, streamed, on_drive, draws)
 
-    def way(name: str) -> Way:
-        chooser = Chooser(
-            workload, hardware, names=presets, checkpointing=checkpointing, reserve=reserve,
-            parallel=name, reshards=reshards, knobs=held,
-        )  # fmt: skip
-        if host_state == "compact":
-            chooser = chooser.compact()
-        return way_of(
-            name, chooser, presets, may_compact=host_state is None,
-            may_chunk=chunked_loss is None,
-        )  # fmt: skip
 
-    found, other = better_of(way) if parallel is None else (way(parallel), None)
-    chooser, choice, beside = found.chooser, found.choice, found.beside
-    one = chooser.planners[1]
-    sure, streamed, on_drive = choice.recommended, None, None
-    has_both = "zenflow" in presets and can_stream(hardware)
-    may_chunk = chunked_loss is not False
-    if has_both and streams is not False:
-        streamed = with_streams(
-            one, chooser.workload, before=None if streams else choice.shown,
-            checkpointing=checkpointing, may_chunk=may_chunk, knobs=chooser.knobs,
-        )  # fmt: skip
-        sure = sure or streamed
-    hiding = None
-    if streamed is not None:
-        hiding = hiding_tokens(streamed.need, one.costs(streamed.need.workload))
-    if has_both and state_on_drive is not False and hardware.nvme is not None:
-        on_drive = with_drive(
-            one, workload, before=sure or choice.shown, is_asked=bool(state_on_drive),
-            may_stream=streams is not False, checkpointing=checkpointing, may_chunk=may_chunk,
-            knobs={**held, **({} if host_state is None else {"host_state": host_state})},
-        )  # fmt: skip
-        sure = sure or on_drive
-    baseline = None if on_drive is None else zero_infinity(one, on_drive)
+def _told(
+    asked: Asked,
+    found: Way,
+    other: Way | None,
+    streamed: Option | None,
+    on_drive: Option | None,
+    draws: int,
+) -> Plan:
+    """Return the plan of what was found: see `Plan`."""
+    choice, beside, one = found.choice, found.beside, found.one
+    sure = choice.recommended or streamed or on_drive
     # Where nothing is likely to fit, memory that is sold makes whole logits fit too.
     upgrades = found.whole if choice.recommended is None else beside
     return Plan(
-        workload=workload,
-        hardware=hardware,
+        workload=asked.workload,
+        hardware=asked.hardware,
         parallel=found.parallel,
-        reserve=chooser.reserve,
-        options=tuple(beside.rows(presets, systems, checkpointing)),
+        reserve=found.chooser.reserve,
+        options=tuple(beside.rows(asked.presets, asked.systems, asked.checkpointing)),
         recommended=sure,
         likeliest=choice.likeliest,
         per_devices=choice.per_devices,
         exact=found.exact,
         tight=found.tight(sure),
         interval=found.interval(draws) if sure in (None, choice.recommended) else None,
-        improvements=tuple(upgrades.improvements(presets, found.parallel, sure or choice.shown)),
+        improvements=tuple(
+            upgrades.improvements(asked.presets, found.parallel, sure or choice.shown)
+        ),
         without_compact=found.without_compact,
         without_chunks=found.without_chunks,
         streamed=streamed,
-        hiding_tokens=hiding,
+        hiding_tokens=None
+        if streamed is None
+        else hiding_tokens(streamed.need, one.costs(streamed.need.workload)),
         on_drive=on_drive,
-        zero_infinity=baseline,
+        zero_infinity=None if on_drive is None else zero_infinity(one, on_drive),
         other_way=None if other is None else other.choice.shown,
         instead=tuple(
-            instead(one, workload, sure or choice.shown, recomputes=checkpointing is None)
+            instead(
+                one, asked.workload, sure or choice.shown, recomputes=asked.checkpointing is None
+            )
         ),
         largest=beside.largest() if sure is None else None,
     )

@@ -12,7 +12,7 @@ from sim.planning.beside import Beside
 from sim.planning.choice import Choice, Chooser
 from sim.planning.chunks import with_chunks
 from sim.planning.improvements import Improvement
-from sim.planning.options import Option
+from sim.planning.options import Option, Planner
 from sim.planning.rules import EXACT
 
 _HALF = 0.5
@@ -43,6 +43,11 @@ class Way:
     def beside(self) -> Beside:
         """Surroundings of the choice."""
         return Beside(self.chooser, self.choice)
+
+    @property
+    def one(self) -> Planner:
+        """Planner of a single device."""
+        return self.chooser.planners[1]
 
     @property
     def is_plain(self) -> bool:
