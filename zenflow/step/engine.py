@@ -115,23 +115,8 @@ class Engine:
         self.drive = drive
         self.stalls = self._stall_clock()
         self.reporter = Reporter(device, self.stalls)
-        # The lanes end last: a copy may wait for a host task, which fails when the worker ends.
-        link, wait_timeout = options.link, options.wait_timeout
-        h2d = PacedDirection(link.h2d_bytes_per_second) if link else None
-        d2h = PacedDirection(link.d2h_bytes_per_second) if link else None
-        self.h2d, self.d2h = self._lane("h2d", "params", h2d), self._lane("d2h", "grads", d2h)
         self.stream = stream
-        self.transfers: Transfers | None = None
-        if stream is not None:
-            self.transfers = stream.transfers
-            newer = {page: partial(_write_important, s) for page, s in layout.pages.items()}
-            stream.write_newer(newer)
-        elif options.offload_sums:
-            self.transfers = Transfers(device, wait_timeout=wait_timeout)
-            ending.callback(self.transfers.close)
-        if self.transfers is not None:
-            waiting = partial(self.stalls.waiting, "weights")
-            self.transfers.work_for(self.recorder, waiting, up=h2d, down=d2h)
+        self._start_lanes()
         self._start_host(options.host_threads or 1, largest_interval)
         memories = [layout.slabs.staging, *self.schedule.tasks.pools]
         self.training = TrainingWeights(layout.splits, memories)
@@ -145,16 +130,10 @@ class Engine:
                 still=frozenset() if self.changed is None else self.changed.still,
             )
         self.gate = UploadGate(
-            *(device, self.h2d, self.stalls, self.calendar, wait_timeout),
+            *(device, self.h2d, self.stalls, self.calendar, options.wait_timeout),
             *(layout.gather, self.in_flight, self.fresh),
         )
-        self.ring: GradientRing | None = None
-        if self._packs:
-            sizes = [
-                (len(s.slab_rows.staging), s.slot_width * s.slab_rows.staging.itemsize)
-                for s in layout.splits
-            ]
-            self.ring = GradientRing(device, sizes, wait_timeout=wait_timeout)
+        self.ring = self._gradient_ring() if self._packs else None
         self.same: SameGradients | None = None
         if layout.shares.group is not None and not options.releases:
             self.same = SameGradients(layout.shares, device)
@@ -176,6 +155,33 @@ class Engine:
             return StallClock(self.device, self.recorder)
         self.drive.recorder = self.recorder
         return StallClock(self.device, self.recorder, self.drive.starved_seconds)
+
+    def _start_lanes(self) -> None:
+        """Start the lanes of both directions, and those of weights and sums that wait at home.
+
+        Lanes end last: a copy may wait for a host task, which fails when the worker ends.
+        """
+        link = self.options.link
+        h2d = PacedDirection(link.h2d_bytes_per_second) if link else None
+        d2h = PacedDirection(link.d2h_bytes_per_second) if link else None
+        self.h2d, self.d2h = self._lane("h2d", "params", h2d), self._lane("d2h", "grads", d2h)
+        self.transfers: Transfers | None = None
+        if self.stream is not None:
+            self.transfers = self.stream.transfers
+            pages = self.layout.pages
+            self.stream.write_newer({p: partial(_write_important, s) for p, s in pages.items()})
+        elif self.options.offload_sums:
+            self.transfers = Transfers(self.device, wait_timeout=self.options.wait_timeout)
+            self._ending.callback(self.transfers.close)
+        if self.transfers is not None:
+            waiting = partial(self.stalls.waiting, "weights")
+            self.transfers.work_for(self.recorder, waiting, up=h2d, down=d2h)
+
+    def _gradient_ring(self) -> GradientRing:
+        """Return the device memory that packed gradients leave from."""
+        rows = [(split.slot_width, split.slab_rows.staging) for split in self.layout.splits]
+        sizes = [(len(staging), width * staging.itemsize) for width, staging in rows]
+        return GradientRing(self.device, sizes, wait_timeout=self.options.wait_timeout)
 
     def _start_host(self, num_threads: int, largest_interval: int) -> None:
         """Start the host's threads, and allocate the upload buffers."""

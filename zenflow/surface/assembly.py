@@ -79,26 +79,13 @@ def start_engine(
     shares = HostShares.of(named, process_group, options.wait_timeout)
     sharing = shards.group or shares.group
     _check_ranks(controller, releases=options.releases and sharing is None)
-    if options.offload_sums and sharing is not None:
-        raise ValueError(
-            "offload_sums is for one process: leave it out under a process_group or FSDP2, where "
-            "sums wait in gradient buckets"
-        )
-    own = _shared_settings(named, param_groups, config, controller)
     stream = stream_of(named)
-    if stream is not None:
-        check_streamed(named, config, options, is_shared=sharing is not None)
-    if options.state_dir is not None:
-        check_on_drive(config, is_shared=sharing is not None)
-    if config.uploads_changes:
-        check_changed(
-            [item.data for item in named if is_split(item.param, config)],
-            is_shared=sharing is not None,
-            has_stream=stream is not None,
-            has_drive=options.state_dir is not None,
-        )
+    _check_together(
+        named, config, options, is_shared=sharing is not None, has_stream=stream is not None
+    )
     device = bind(where, options.wait_timeout)
     device.kernels = kernels_for(options.kernels, where, device.kernels)
+    own = _shared_settings(named, param_groups, config, controller)
     check_same(sharing, {**settings, **own, "kernels": device.kernels.name})
     if options.link is not None and not device.is_synchronous:
         raise ValueError("link emulates a link for a CPU device: leave it out on a GPU")
@@ -145,6 +132,34 @@ def start_engine(
         raise
     places = {place.param: place for place in layout.places}
     return engine, [places[item.param] for item in named]
+
+
+def _check_together(
+    named: Sequence[NamedParam],
+    config: ZenFlowConfig,
+    options: EngineOptions,
+    *,
+    is_shared: bool,
+    has_stream: bool,
+) -> None:
+    """Refuse what does not go with the parameters, with ranks, or with each other."""
+    has_drive = options.state_dir is not None
+    if options.offload_sums and is_shared:
+        raise ValueError(
+            "offload_sums is for one process: leave it out under a process_group or FSDP2, where "
+            "sums wait in gradient buckets"
+        )
+    if has_stream:
+        check_streamed(named, config, options, is_shared=is_shared)
+    if has_drive:
+        check_on_drive(config, is_shared=is_shared)
+    if config.uploads_changes:
+        check_changed(
+            [item.data for item in named if is_split(item.param, config)],
+            is_shared=is_shared,
+            has_stream=has_stream,
+            has_drive=has_drive,
+        )
 
 
 def _too_much(named: Sequence[NamedParam], config: ZenFlowConfig, options: EngineOptions) -> str:
