@@ -216,6 +216,14 @@ def test_a_claim_holds_where_the_whole_interval_is_within_the_margin(percents, v
         assert found.measured == pytest.approx(sum(percents) / len(percents), abs=1e-3)
 
 
+def test_other_rates_have_rows_and_no_claim():
+    other = [{**row, "lr": 1e-4} for row in rows([0.1])]
+    data = STUDY.summarise([*rows([0.1, 0.2]), *other], {})
+    assert len(STUDY.findings(data)) == 1
+    (table,) = STUDY.tables(data)
+    assert len(table.rows) == 4
+
+
 def test_rules_with_short_weights_are_compared_with_adamw_on_such_weights():
     both = [*rows([5.0]), *rows([1.0], rule=SHORT, base=SHORT_ADAMW, loss=4.0)]
     groups = {group["rule"]: group for group in STUDY.summarise(both, {})["groups"]}
