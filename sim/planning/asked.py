@@ -22,7 +22,7 @@ from zenflow.presets import ZERO_INFINITY
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Arguments of `sim.planning.plan.plan`, which has their meaning."""
+    """Arguments of `sim.planning.plan.plan`, which explains them, with strategies for names."""
 
     workload: Workload
     hardware: HardwareProfile

@@ -230,10 +230,10 @@ def plan(
     found, other = asked.ways()
     streamed = asked.streamed(found)
     on_drive = asked.on_drive(found, found.choice.recommended or streamed or found.choice.shown)
-    return _told(asked, found, other, streamed, on_drive, draws)
+    return _plan_of(asked, found, other, streamed, on_drive, draws)
 
 
-def _told(
+def _plan_of(
     asked: Asked,
     found: Way,
     other: Way | None,
@@ -241,7 +241,7 @@ def _told(
     on_drive: Option | None,
     draws: int,
 ) -> Plan:
-    """Return the plan of what was found: see `Plan`."""
+    """Return the plan that tells the options that were found."""
     choice, beside, one = found.choice, found.beside, found.one
     sure = choice.recommended or streamed or on_drive
     # Where nothing is likely to fit, memory that is sold makes whole logits fit too.
