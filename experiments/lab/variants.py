@@ -1,7 +1,8 @@
-"""The strategies by name: a preset, with its share k or its interval S changed.
+"""The strategies by name: a preset, with a few of its knobs changed.
 
-``zenflow k=0.01 S=16`` is the preset ``zenflow`` with these two; ``auto`` is ``zenflow`` under
-the tuner. Does not import torch.
+``zenflow k=0.01 S=16`` is the preset ``zenflow`` with another share k and interval S,
+``zenflow state=compact gradients=e4m3`` the preset with both 8-bit formats; ``auto`` is
+``zenflow`` under the tuner. Does not import torch.
 """
 
 from __future__ import annotations
@@ -10,11 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zenflow.config import PRESETS, unknown_name
+from zenflow.config import PRESETS, ZenFlowConfig, unknown_name
 from zenflow.errors import ConfigError
 
 BASELINE = "on_device"
 AUTO = "auto"
+FEW_BYTES = (
+    "zenflow state=compact",
+    "zenflow gradients=e4m3",
+    "zenflow state=compact gradients=e4m3",
+)
+"""The preset ``zenflow`` with fewer bytes in host memory, on the link, and both."""
 STRATEGIES = (
     "zero_offload",
     "zenflow_paper",
@@ -22,6 +29,7 @@ STRATEGIES = (
     "zenflow",
     "zenflow S=16",
     "zenflow k=0.02",
+    *FEW_BYTES,
     AUTO,
 )
 """Compared with the baseline where nothing else is asked for."""
@@ -29,6 +37,8 @@ STRATEGIES = (
 _KNOBS: Mapping[str, tuple[str, type]] = {
     "k": ("topk_ratio", float),
     "S": ("update_interval", int),
+    "state": ("host_state", str),
+    "gradients": ("gradient_link", str),
 }
 _CHANGEABLE = ("zenflow", "zenflow_paper")
 
@@ -68,18 +78,21 @@ def parse_variant(name: str) -> Variant:
         raise ConfigError(f"strategy {unknown_name(preset, (*PRESETS, AUTO))}")
     if changes and preset not in _CHANGEABLE:
         raise ConfigError(
-            f"k and S can be changed of {' and '.join(_CHANGEABLE)}, but not of {preset!r}"
+            f"{', '.join(_KNOBS)} can be changed of {' and '.join(_CHANGEABLE)}, but not of "
+            f"{preset!r}"
         )
     if preset == AUTO:
         return Variant(name=name, strategy="zenflow", knobs={}, controller="twin")
-    return Variant(name=name, strategy=preset, knobs=dict(map(_knob, changes)))
+    knobs = dict(map(_knob, changes))
+    ZenFlowConfig.preset(preset, **knobs)  # refuses what can't be
+    return Variant(name=name, strategy=preset, knobs=knobs)
 
 
 def _knob(change: str) -> tuple[str, Any]:
     short, equals, value = change.partition("=")
     if not equals or short not in _KNOBS:
         known = ", ".join(f"{key}=" for key in _KNOBS)
-        raise ConfigError(f"a strategy is followed by {known} and a number, but got {change!r}")
+        raise ConfigError(f"a strategy is followed by {known} and a value, but got {change!r}")
     field, kind = _KNOBS[short]
     try:
         return field, kind(value)

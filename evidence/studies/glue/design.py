@@ -15,9 +15,9 @@ from pathlib import Path
 from evidence.studies.scores import accuracy, matthews
 from evidence.studies.small_data.design import ADAMW, Variant
 from evidence.studies.sst2.data import Sentences, cut, made_up, read_rows, without_leakage
+from evidence.studies.sst2.design import PROTOCOL as OF_BERT
+from evidence.studies.sst2.design import SMOKE as OF_BERT_SMOKE
 from evidence.studies.sst2.model import PACKAGED as ENCODER
-from evidence.studies.sst2.study import PROTOCOL as OF_BERT
-from evidence.studies.sst2.study import SMOKE as OF_BERT_SMOKE
 from experiments.lab.study import Cell, Data, NeedsInputError, Scope
 from experiments.training.settings.training import TrainSettings
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from evidence.studies.sst2.data import Sentences, cut, made_up, read_folder
+from evidence.studies.sst2.design import PROTOCOL as OF_BERT
+from evidence.studies.sst2.design import SMOKE as OF_BERT_SMOKE
 from evidence.studies.sst2.model import PACKAGED, locate, weights_digest
-from evidence.studies.sst2.study import PROTOCOL as OF_BERT
-from evidence.studies.sst2.study import SMOKE as OF_BERT_SMOKE
 from experiments.lab.study import Cell, Data, NeedsInputError, Scope
 from experiments.training.settings.training import TrainSettings
 from zenflow.errors import ConfigError

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
-from evidence.studies.sst2.data import Sentences, cut, made_up, read_folder, read_hub
-from evidence.studies.sst2.model import PACKAGED, locate, weights_digest
+from evidence.studies.sst2.design import subject
 from evidence.studies.sst2.picture import draw_accuracy
 from experiments.lab.columns import Column, Table
 from experiments.lab.finding import Finding, Tolerance
@@ -20,44 +19,17 @@ from experiments.lab.intervals import (
     MARGIN,
     UNKNOWN,
     Comparison,
+    Equivalence,
     compare,
 )
-from experiments.lab.study import Cell, Data, Job, NeedsInputError, Row, Scope, Study
-from experiments.lab.variants import AUTO, BASELINE, STRATEGIES, Variant, parse_variants
+from experiments.lab.study import Cell, Data, Job, Row, Scope, Study
+from experiments.lab.variants import AUTO, BASELINE, FEW_BYTES
 from experiments.paper import published as paper
-from experiments.training.settings.training import TrainSettings
-from zenflow.errors import ConfigError
 
-NUM_TRAIN = 2560
-"""Number of training sentences: all strategies and seeds then take about 50 minutes on two
-cores."""
-PROTOCOL = TrainSettings(
-    strategy="on_device",
-    task="classification",
-    sequence=64,  # the longest of SST-2's sentences has 67 tokens, and 1 in 1,000 over 60
-    batch_size=32,
-    epochs=3,
-    lr=2e-5,
-    betas=(0.9, 0.999),
-    weight_decay=0.01,
-    schedule="linear",
-    warmup=0.1,
-    max_grad_norm=1.0,
-    device_threads=1,
-    host_threads=1,
-    timeline_steps=0,
-)
-"""Protocol of every strategy's fine-tuning: that of BERT's own."""
-
-SMOKE = replace(PROTOCOL, model="own:tiny", batch_size=8, epochs=3, lr=3e-3, sequence=48)
-"""Protocol for a model made on the spot from random weights, which takes larger steps."""
-
-_SHARED = (
-    "epochs", "lr", "schedule", "warmup", "max_grad_norm", "batch_size", "sequence", "betas",
-    "eps", "weight_decay", "dtype",
-)  # fmt: skip
-"""Facts of the protocol that a record has."""
-_SMOKE_STRATEGIES = "zero_offload,zenflow S=8,auto"
+_MOST_LOSS = 0.2
+"""Percent of the test loss that fewer bytes may cost on average; set before they were tried."""
+_WHOLE_BYTES = "zenflow"
+"""The variant that differs from those of fewer bytes in nothing else."""
 _LONG_WINDOWS = "zenflow_paper S=16"
 """The variant of which a loss of accuracy has been published."""
 _KEPT = ("variant", "seed", "accuracy", "correct", "eval_loss")
@@ -66,103 +38,6 @@ _OF_STUDY = (
     "max_grad_norm",
 )  # fmt: skip
 _POINTS = 100
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """Model, data and protocol that all runs share."""
-
-    sentences: Sentences
-    """Sentences to train and to test on."""
-    protocol: TrainSettings
-    """Settings of every run but for strategy and seed; ``model`` is a place of this machine."""
-    model: str
-    """Name of the model in records."""
-    model_digest: str | None = None
-    """Digest of the model's weights, where they are local."""
-    variants: tuple[Variant, ...]
-    """Strategies that are compared."""
-
-    def header(self) -> Data:
-        """Return everything that decides all runs, timing aside."""
-        protocol = self.protocol.to_dict()
-        return {
-            "model": self.model,
-            "model_sha256": self.model_digest,
-            "data": self.sentences.name,
-            "data_sha256": self.sentences.digest(),
-            "num_train": len(self.sentences.train),
-            "num_test": len(self.sentences.test),
-            "num_dropped": self.sentences.num_dropped,
-            **{name: protocol[name] for name in _SHARED},
-        }
-
-    def cells(self, seeds: Sequence[int]) -> list[Cell]:
-        """Return every run: seed by seed, so that a study cut short compares what it has.
-
-        Each takes its settings, without a link, and the sentences. Tuned runs need an emulated
-        link; the others have none, as what they compute does not depend on it.
-        """
-        first = replace(self.protocol, seed=seeds[0])
-        link = Cell(settings={"part": "link"}, work=(first, self.sentences))
-        found = []
-        for seed in seeds:
-            for variant in self.variants:
-                training = replace(
-                    self.protocol,
-                    strategy=variant.strategy,
-                    knobs=dict(variant.knobs),
-                    controller=variant.controller,
-                    seed=seed,
-                )
-                cell = Cell(
-                    settings={"variant": variant.name, "seed": seed},
-                    needs=(link,) if variant.controller else (),
-                    work=(training, self.sentences),
-                )
-                found.append(cell)
-        return found
-
-
-@lru_cache(maxsize=2)
-def subject(scope: Scope) -> Subject:
-    """Return the model, data and protocol of a scope.
-
-    Raises:
-        NeedsInputError: It names no sentences.
-        ConfigError: The sentences or the model can't be read.
-    """
-    if scope.smoke:
-        small = replace(SMOKE, epochs=1)
-        variants = tuple(parse_variants(_SMOKE_STRATEGIES))
-        return Subject(
-            sentences=made_up(160, 48), protocol=small, model=SMOKE.model, variants=variants
-        )
-    found = _sentences(scope)
-    model = scope.model or PACKAGED
-    location = locate(model)
-    return Subject(
-        sentences=cut(found, NUM_TRAIN),
-        protocol=replace(PROTOCOL, model=location),
-        model=model,
-        model_digest=weights_digest(location),
-        variants=tuple(parse_variants(",".join(STRATEGIES))),
-    )
-
-
-def _sentences(scope: Scope) -> Sentences:
-    if scope.data_dir is None and scope.dataset is None:
-        raise NeedsInputError(
-            "this study trains on SST-2: give --data-dir FOLDER, with train.tsv and test.tsv "
-            "(lines of sentence, tab, 0 or 1), or --dataset stanfordnlp/sst2 (or try --smoke, "
-            "which needs neither)"
-        )
-    if scope.data_dir is None:
-        assert scope.dataset is not None
-        return read_hub(scope.dataset)
-    if scope.dataset is not None:
-        raise ConfigError("this study reads one data set: give --data-dir or --dataset")
-    return read_folder(scope.data_dir.expanduser())
 
 
 def _cells(scope: Scope) -> Sequence[Cell]:
@@ -198,7 +73,9 @@ def findings(data: Data) -> Sequence[Finding]:
     """Return which strategies keep the accuracy."""
     compared = _compared(data)
     found = [_kept(comparison) for comparison in compared if comparison.variant != BASELINE]
-    return [*found, *(_interval_loss(c) for c in compared if c.variant == _LONG_WINDOWS)]
+    found += [_interval_loss(c) for c in compared if c.variant == _LONG_WINDOWS]
+    few = {name: loss_percents(data, name, _WHOLE_BYTES) for name in FEW_BYTES}
+    return [*found, *(_loss_kept(name, percents) for name, percents in few.items() if percents)]
 
 
 def _kept(comparison: Comparison) -> Finding:
@@ -231,6 +108,32 @@ def _interval_loss(comparison: Comparison) -> Finding:
         measured=-comparison.difference,
         tolerance=Tolerance.absolute(MARGIN),
         note="Which task that was is not known.",
+    )
+
+
+def loss_percents(data: Data, variant: str, base: str) -> list[float]:
+    """Return by how many percent a variant's test loss lies above another's, by seed."""
+    losses = {(row["variant"], row["seed"]): row["eval_loss"] for row in data["rows"]}
+    return [
+        _POINTS * (loss / losses[base, seed] - 1)
+        for (name, seed), loss in losses.items()
+        if name == variant and (base, seed) in losses
+    ]
+
+
+def _loss_kept(variant: str, percents: Sequence[float]) -> Finding:
+    """Return whether fewer bytes keep the test loss."""
+    test = Equivalence.of(percents, _MOST_LOSS)
+    return Finding(
+        claim=f"the test loss of {variant} is no more than {_MOST_LOSS:g}% above that of "
+        f"{_WHOLE_BYTES}",
+        source="the aim of this project; the margin was set beforehand",
+        unit="%",
+        published=_MOST_LOSS,
+        measured=test.difference,
+        tolerance=Tolerance.at_most(),
+        note=f"by seed {', '.join(f'{percent:+.3f}' for percent in percents)}%"
+        + (f"; {CONFIDENCE:.0%} interval of the mean {test.span}%" if test.span else ""),
     )
 
 
@@ -297,6 +200,10 @@ def _tables(data: Data) -> Sequence[Table]:
             f"loses at most {_POINTS * MARGIN:g} point",
             lambda c: c.verdict + (" (equal)" if c.is_equivalent else ""),
         ),
+        beside(
+            f"test loss beside {BASELINE}, %",
+            lambda c: f"{fmean(loss_percents(data, c.variant, BASELINE)):+.2f}",
+        ),
     ]
     return [Table(columns=columns, rows=_compared(data))]
 
@@ -317,7 +224,7 @@ STUDY = Study(
     draw=lambda data: draw_accuracy(_compared(data), _title(data["study"])),
     settings=lambda scope: subject(scope).header(),
     seeds=(0, 1, 2, 3),
-    minutes=50,
+    minutes=70,
     revision=2,
     uses=frozenset({"data_dir", "dataset", "model"}),
 )

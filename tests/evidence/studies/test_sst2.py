@@ -8,9 +8,10 @@ from click.testing import CliRunner
 
 from evidence.paper.loss import accuracy
 from evidence.studies.sst2.data import made_up
+from evidence.studies.sst2.design import SMOKE, Subject
 from evidence.studies.sst2.model import locate, weights_digest
 from evidence.studies.sst2.run import fine_tune, workbench
-from evidence.studies.sst2.study import SMOKE, STUDY, Subject
+from evidence.studies.sst2.study import STUDY
 from experiments.cli import main
 from experiments.lab import catalogue
 from experiments.lab import record as records
@@ -80,6 +81,7 @@ def test_what_decides_all_runs_is_in_the_config():
         ("zero_offload k=0.1", "not of 'zero_offload'"),
         ("zenflow q=2", "'q=2'"),
         ("zenflow S=often", "S must be int"),
+        ("zenflow state=small", "host_state"),
     ],
 )
 def test_an_unknown_strategy_is_refused(text, message):
@@ -92,6 +94,8 @@ def test_strategies_are_presets_with_changes_and_the_baseline_comes_first():
     assert [variant.name for variant in found] == [BASELINE, "zenflow k=0.02 S=8", "auto"]
     assert found[1].knobs == {"topk_ratio": 0.02, "update_interval": 8}
     assert found[2].controller == "twin"
+    (_, few) = parse_variants("zenflow state=compact gradients=e4m3")
+    assert few.knobs == {"host_state": "compact", "gradient_link": "e4m3"}
 
 
 # ---- runs -------------------------------------------------------------------------------------
@@ -185,10 +189,13 @@ def test_a_package_that_is_missing_or_empty_is_named(tmp_path, monkeypatch):
 def data_of(rights, num_test=1000):
     """Return a figure's data: so many right answers of each strategy for three seeds."""
     rows = [
-        {"variant": variant, "seed": seed, "correct": packed([1] * n + [0] * (num_test - n))}
+        {
+            "variant": variant, "seed": seed, "correct": packed([1] * n + [0] * (num_test - n)),
+            "eval_loss": 1 - n / num_test,
+        }
         for variant, counts in rights.items()
         for seed, n in enumerate(counts)
-    ]
+    ]  # fmt: skip
     study = {"model": "m", "data": "d", "num_train": 10, "num_test": num_test, "epochs": 3}
     return {"study": study, "trained_at": None, "rows": rows}
 
@@ -211,6 +218,24 @@ def test_a_finding_says_what_the_interval_says():
     assert [f.basis for f in findings] == ["measured", "measured", None, "emulated", "measured"]
     assert findings[-1].ours == pytest.approx(0.0203, abs=1e-4)  # published: 0.02
     accuracy.STUDY.draw(data)
+
+
+def test_fewer_bytes_are_judged_by_the_loss_beside_the_same_rule_with_whole_ones():
+    counts = {
+        BASELINE: (900, 900),
+        "zenflow": (800, 800),
+        "zenflow state=compact": (800, 800),
+        "zenflow gradients=e4m3": (799, 802),
+        "zenflow state=compact gradients=e4m3": (799, 800),
+    }
+    held, *few = [f for f in STUDY.findings(data_of(counts)) if "test loss" in f.claim]
+    assert held.verdict == Verdict.HOLDS
+    assert held.ours == pytest.approx(0)
+    assert [f.verdict for f in few] == [Verdict.HOLDS, Verdict.FAILS]
+    assert few[1].ours == pytest.approx(0.25)  # the mean of 201 / 200 and 1
+    assert few[1].note.startswith("by seed +0.500, +0.000%; 90% interval")
+    (alone,) = STUDY.findings(data_of({BASELINE: (900,), "zenflow": (800,)}))
+    assert "test loss" not in alone.claim
 
 
 def test_the_figure_without_data_shows_the_committed_study_or_says_what_it_needs(
