@@ -94,8 +94,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
-def pytest_collection_finish() -> None:
-    """Let the garbage collector pass over what imports have made: it is there to the end."""
+@pytest.fixture(autouse=True, scope="module")
+def what_stays_is_passed_over() -> None:
+    """Let the garbage collector pass over what imports, caches and earlier files have made.
+
+    It is there to the end, and a trainer has garbage collected behind each training.
+    """
     gc.collect()
     gc.freeze()
 

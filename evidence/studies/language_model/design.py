@@ -87,6 +87,8 @@ class Rule:
 
 CLAIMED = (DEFAULT, COMPACT)
 """Rules that are to keep AdamW's held-out loss."""
+FEW_BYTES = (COMPACT, SMALL_LINK, SMALL_BOTH)
+"""Rules that differ from `DEFAULT` in nothing but the bytes of states, gradients, or both."""
 RULES: Mapping[str, Rule] = {
     rule.name: rule
     for rule in (

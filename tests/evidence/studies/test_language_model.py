@@ -153,7 +153,7 @@ def test_a_run_that_was_cut_goes_on_with_the_cells_that_are_missing(tmp_path, mo
     assert second.made == 4
     assert [row["rule"] for row in record.rows] == [*few, *few]
     assert all(len(row["losses"]) == SMOKE.steps for row in record.rows)
-    assert len(record.findings) == 4
+    assert len(record.findings) == 6  # two rules beside AdamW, one beside the other, on two tasks
 
 
 def test_what_is_missing_is_named(tmp_path):
@@ -214,6 +214,18 @@ def test_a_claim_holds_where_the_whole_interval_is_within_the_margin(percents, v
     assert found.verdict is Verdict[verdict]
     if verdict != "UNKNOWN":
         assert found.measured == pytest.approx(sum(percents) / len(percents), abs=1e-3)
+
+
+def test_fewer_bytes_are_claimed_beside_whole_ones_of_the_same_seed():
+    whole = rows([1.0, -1.0, 0.3], base=ADAMW)
+    few = rows([1.1, -0.9, 0.4], rule=COMPACT)
+    data = STUDY.summarise([row for row in few if row["rule"] == COMPACT] + whole, {})
+    assert [group["rule"] for group in data["groups"]] == [ADAMW, DEFAULT, COMPACT]
+    late, compact, found = STUDY.findings(data)
+    assert [f.verdict for f in (late, compact)] == [Verdict.UNKNOWN] * 2
+    assert found.verdict is Verdict.HOLDS
+    assert found.measured == pytest.approx(0.1, abs=1e-3)
+    assert f"0.2% above that of {DEFAULT}" in found.claim
 
 
 def test_other_rates_have_rows_and_no_claim():
