@@ -32,7 +32,7 @@ def draw_accuracy(comparisons: Sequence[Comparison], title: str) -> Figure:
     right.axvline(0, color=STRATEGY_COLOURS[BASELINE], linewidth=1)
     right.axvline(-_PERCENT * MARGIN, color="#d62728", linewidth=1, linestyle="--")
     right.set_xlabel(
-        f"difference to {BASELINE}, points, with its {CONFIDENCE:.0%} interval "
+        f"difference to {BASELINE}, points, with its {CONFIDENCE:.0%} interval\n"
         f"(dashed: a loss of {_PERCENT * MARGIN:g})"
     )
     for axes in (left, right):

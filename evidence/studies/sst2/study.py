@@ -125,7 +125,7 @@ def _loss_kept(variant: str, percents: Sequence[float]) -> Finding:
     """Return whether fewer bytes keep the test loss."""
     test = Equivalence.of(percents, _MOST_LOSS)
     return Finding(
-        claim=f"the test loss of {variant} is no more than {_MOST_LOSS:g}% above that of "
+        claim=f"The test loss of {variant} is no more than {_MOST_LOSS:g}% above that of "
         f"{_WHOLE_BYTES}",
         source="the aim of this project; the margin was set beforehand",
         unit="%",
