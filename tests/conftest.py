@@ -95,10 +95,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def what_stays_is_passed_over() -> None:
-    """Let the garbage collector pass over what imports, caches and earlier files have made.
+def lasting_objects_are_passed_over() -> None:
+    """Let the garbage collector pass over objects of imports, caches and earlier files.
 
-    It is there to the end, and a trainer has garbage collected behind each training.
+    Such objects stay to the end, and a trainer has garbage collected behind each training.
     """
     gc.collect()
     gc.freeze()

@@ -17,7 +17,7 @@ from experiments.training.settings.training import TrainSettings
 from zenflow.errors import ConfigError
 
 NUM_TRAIN = 2560
-"""Number of training sentences: all strategies and seeds then take about 70 minutes on two
+"""Number of training sentences: all strategies and seeds then take about 100 minutes on two
 cores."""
 PROTOCOL = TrainSettings(
     strategy="on_device",

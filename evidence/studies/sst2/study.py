@@ -224,7 +224,7 @@ STUDY = Study(
     draw=lambda data: draw_accuracy(_compared(data), _title(data["study"])),
     settings=lambda scope: subject(scope).header(),
     seeds=(0, 1, 2, 3),
-    minutes=70,
+    minutes=100,
     revision=2,
     uses=frozenset({"data_dir", "dataset", "model"}),
 )
