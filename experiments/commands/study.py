@@ -77,6 +77,9 @@ _common = with_flags(
     "--minutes", type=click.FloatRange(min=0, min_open=True), section=_EXTENT,
     help="Begin no other cell of a study after so long: the record has those that are there.",
 )  # fmt: skip
+@option("--extend", is_flag=True, section=_EXTENT,
+        help="Add missing cells to a record of another commit, if this one makes its first and "
+        "last cell as they are.")  # fmt: skip
 @option(
     "--record", type=NEW_FOLDER, default=OUT, show_default=True, section=OUTPUT,
     help="One folder a study goes here: its record.",
@@ -152,8 +155,8 @@ def _carry_out(
     session = Session(
         out=out, keep=keep or out / _PARTIAL, scope=scope, force=flags["force"],
         seconds=None if flags.get("minutes") is None else 60 * flags["minutes"],
-        workers=flags["workers"], named=bool(names) and "all" not in names, group=group,
-        console=console,
+        extend=flags.get("extend", False), workers=flags["workers"],
+        named=bool(names) and "all" not in names, group=group, console=console,
     )  # fmt: skip
     if flags["lists"]:
         return session.list(studies)

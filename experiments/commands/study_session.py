@@ -60,6 +60,8 @@ class Session:
     """Number of cells at a time."""
     seconds: float | None
     """Time after which no other cell of a study is begun."""
+    extend: bool
+    """Whether records of another commit are added to."""
     named: bool
     """Whether the studies were asked for by name."""
     group: str | None
@@ -200,7 +202,7 @@ class Session:
         runner = Runner(
             study=study, scope=study.scope(self.scope), folder=self._folder(study),
             kept=self.keep / self._name(study), force=self.force, workers=self.workers,
-            seconds=self.seconds,
+            seconds=self.seconds, extend=self.extend,
         )  # fmt: skip
         with shown_progress(self.console, label) as progress:
             runner.progress = progress

@@ -26,7 +26,12 @@ def page(study: Study, data: Data, findings: Sequence[Finding], record: Mapping[
     machine = f"{record['hardware']['cpu']}, {record['hardware']['cores']} cores"
     parts = [
         f"# {study.title}",
-        f"Made by `zenflow study {study.key}`, commit {record['commit']}, on {machine}.",
+        f"Made by `zenflow study {study.key}`, commit {record['commit']}, on {machine}."
+        + "".join(
+            f" Commit {commit} added {count} rows, and makes the first and the last row of those "
+            "before it as they are."
+            for commit, count in record.get("added", {}).items()
+        ),
     ]
     if record["config"]["smoke"]:
         parts.append("**A smoke run: its numbers say nothing.**")

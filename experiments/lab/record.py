@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from zenflow.provenance import provenance
 
 RECORD, ROWS, README = "record.json", "rows.jsonl", "README.md"
 FORMAT = 2
+COMMIT = "commit"
+"""Key of rows that another commit added to a record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +185,8 @@ def write(folder: Path, study: Study, config: Data, rows: Sequence[Row], seconds
 
 def put(folder: Path, study: Study, header: Mapping[str, Any], rows: Sequence[Row]) -> Record:
     """Write a record whose origin is known already: a committed one elsewhere, say."""
+    added = Counter(row[COMMIT] for row in rows if COMMIT in row)
+    header = {**header, **({"added": dict(added)} if added else {})}
     draft, former = (
         folder.with_name(f".{folder.name}.{os.getpid()}{end}") for end in ("", ".former")
     )

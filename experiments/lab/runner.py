@@ -17,12 +17,23 @@ from experiments.lab import catalogue
 from experiments.lab import record as records
 from experiments.lab.interrupts import ended_like_ctrl_c, ignore_while_idle
 from experiments.lab.record import Record, refuse_others
-from experiments.lab.study import OWN, Cell, Data, Job, Progress, Row, Scope, Study, identity
+from experiments.lab.study import (
+    OWN,
+    Cell,
+    Data,
+    Job,
+    Progress,
+    Row,
+    Scope,
+    Study,
+    as_json,
+    identity,
+)
 from experiments.output.files import write_json
 from zenflow.errors import ConfigError
 from zenflow.provenance import provenance
 
-_MARK = "study.json"
+_MARK, _SAME = "study.json", "same.json"
 _SOURCE = "source"
 """Key under which rows name the record they are from, in studies that reuse others'."""
 
@@ -45,6 +56,9 @@ class Runner:
     """Number of cells at a time, where the study allows more than one."""
     seconds: float | None = None
     """Time after which no other cell is begun; the record then has those that are there."""
+    extend: bool = False
+    """Whether a record of another commit is added to, if its first and last cell come out as they
+    did; rows that are added name their commit."""
     progress: Progress = lambda share, text: None
     """Called as cells advance."""
     made: int = field(default=0, init=False)
@@ -58,6 +72,8 @@ class Runner:
     _reused: dict[str, Row] = field(init=False, default_factory=dict)
     """Rows of other studies' records, by the cell's slug."""
     _seconds: float = field(init=False, default=0.0)
+    _added_by: str | None = field(init=False, default=None)
+    """This program's commit, where it adds to a record of another."""
 
     def run(self) -> Record:
         """Return the record, made now but for what is there.
@@ -77,11 +93,17 @@ class Runner:
             return before
         if missing:
             self._open(before)
+            if before is not None and self._added_by is not None:
+                self._prove(before, cells)
             missing = self._missing(cells)
             self._make(missing)
         rows = [self._rows[cell.slug] for cell in cells if cell.slug in self._rows]
         rows += [self._reused[cell.slug] for cell in cells if cell.slug in self._reused]
-        record = records.write(self.folder, self.study, self._config, rows, self._seconds)
+        if before is not None and self._added_by is not None:
+            header = {**before.header, "seconds": self._seconds}
+            record = records.put(self.folder, self.study, header, rows)
+        else:
+            record = records.write(self.folder, self.study, self._config, rows, self._seconds)
         self.left = len(self._missing(cells))
         if not self.left:
             shutil.rmtree(self.kept, ignore_errors=True)
@@ -118,13 +140,16 @@ class Runner:
 
     def _open(self, before: Record | None) -> None:
         """Open the folder of kept cells, and read those that are there."""
-        own = {"study": self.study.key, **self._config, **_origin(provenance())}
+        here = provenance()
+        own = {"study": self.study.key, **self._config, **_origin(here)}
+        counted: set[str] = set()
         if before is not None and self._rows:
             theirs = {"study": before.name, **before.config, **_origin(before.header)}
+            if self.extend and own["commit"] not in (None, theirs["commit"]):
+                self._added_by, theirs["commit"] = here["commit"], own["commit"]
             refuse_others(self.folder, theirs, own)
+            self._seconds, counted = float(before.header["seconds"] or 0.0), set(self._rows)
         mark = self.kept / _MARK
-        if before is not None and self._rows and not mark.is_file():
-            self._seconds = float(before.header["seconds"] or 0.0)
         if not mark.is_file():
             if self.kept.exists() and any(self.kept.iterdir()):
                 raise ConfigError(
@@ -137,7 +162,33 @@ class Runner:
         for path in sorted(self.kept.glob("*/row.json")):
             found = json.loads(path.read_text(encoding="utf-8"))
             self._rows[path.parent.name] = found["row"]
-            self._seconds += found["seconds"]
+            self._seconds += 0.0 if path.parent.name in counted else found["seconds"]
+
+    def _prove(self, before: Record, cells: Sequence[Cell]) -> None:
+        """Make the first and the last cell of another commit's record again, and compare.
+
+        Raises:
+            ConfigError: A row differs: the two programs' rows can't stand in one record.
+        """
+        same = self.kept / _SAME
+        if same.is_file():
+            return
+        recorded = _by_identity(before.rows, cells)
+        own = [cell for cell in cells if _is_own(recorded.get(cell.slug, {_SOURCE: None}))]
+        for cell, row, _ in self._one_by_one(own[:1] + own[1:][-1:]):
+            was = recorded[cell.slug]
+            changed = [
+                f"{name} was {was.get(name)!r}, now {value!r}"
+                for name, value in as_json(row).items()
+                if value != was.get(name)
+            ]
+            if changed:
+                raise ConfigError(
+                    f"{self.folder} can't be added to by commit {self._added_by}: its cell "
+                    f"{cell.name}, made again, differs ({'; '.join(changed)[:300]}): go on with "
+                    f"commit {before.commit}, or make all anew with --force"
+                )
+        write_json(same, {"commit": before.commit})
 
     def _make(self, missing: Sequence[Cell]) -> None:
         """Make cells and keep each as it comes."""
@@ -147,6 +198,8 @@ class Runner:
         makers = self._one_by_one(missing) if workers <= 1 else self._together(missing, workers)
         for cell, row, seconds in makers:
             origin = {_SOURCE: OWN} if self.study.reuses else {}
+            if self._added_by is not None:
+                origin[records.COMMIT] = self._added_by
             whole = {**cell.labels, **cell.settings, **origin, **row}
             path = self.kept / cell.slug / "row.json"
             write_json(path, {"row": whole, "seconds": seconds})

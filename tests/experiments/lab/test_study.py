@@ -222,6 +222,87 @@ def test_one_record_mixes_no_two_programs_or_machines(tmp_path, monkeypatch, nam
     assert {row["seed"] for row in both.rows} == {0, 1}, "more seeds complete a record"
 
 
+def extended(study, folder, **changes):
+    runner = runner_of(study, folder, seeds=(0, 1))
+    runner.extend = True
+    for name, value in changes.items():
+        setattr(runner, name, value)
+    return runner
+
+
+@pytest.fixture
+def added_to(tmp_path, monkeypatch):
+    """Return a study with a record of one seed, and the commit that is now another one."""
+    counting = Counting("accuracy")
+    counting.original = lambda cell, job: {
+        **dict.fromkeys(("captured_energy", "final_train_loss"), 1.0),
+        "eval_loss": 2.0 + cell.settings["seed"],
+    }
+    counting.before = runner_of(counting.study, tmp_path).run()
+    counting.made.clear()
+    other = {**provenance(), "commit": "0123456789ab"}
+    monkeypatch.setattr(running, "provenance", lambda: other)
+    monkeypatch.setattr(records, "provenance", lambda: other)
+    return counting
+
+
+def test_another_commit_adds_rows_if_it_makes_the_first_and_the_last_as_they_are(
+    added_to, tmp_path
+):
+    before = added_to.before
+    cells = added_to.study.cells(Scope(smoke=True, seeds=(0,)))
+    added_to.stop_at = 4  # two made again, two new ones
+    with pytest.raises(KeyboardInterrupt):
+        extended(added_to.study, tmp_path).run()
+    assert added_to.made[:2] == [cells[0].slug, cells[-1].slug]
+    assert records.read(before.folder).rows == before.rows, "a record changes whole"
+    after = extended(added_to.study, tmp_path).run()
+    assert added_to.made.count(cells[0].slug) == 1, "what came out again is noted"
+    new = [row for row in after.rows if row["seed"] == 1]
+    assert [row for row in after.rows if row["seed"] == 0] == list(before.rows)
+    assert len(after.rows) == len(added_to.study.cells(Scope(smoke=True, seeds=(0, 1))))
+    assert {row[records.COMMIT] for row in new} == {"0123456789ab"}
+    assert after.commit == before.commit != "0123456789ab"
+    assert after.header["versions"] == before.header["versions"]
+    assert after.header["seconds"] > before.header["seconds"]
+    page = (after.folder / records.README).read_text()
+    assert f"Commit 0123456789ab added {len(new)} rows" in page
+    assert check.rederived(added_to.study, after) == []
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_a_commit_that_makes_a_row_otherwise_adds_none(added_to, tmp_path, place):
+    changed = added_to.study.cells(Scope(smoke=True, seeds=(0,)))[place].slug
+    original = added_to.original
+    added_to.original = lambda cell, job: {
+        **original(cell, job), "eval_loss": 2.0 if cell.slug != changed else 2.001
+    }  # fmt: skip
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"eval_loss was 2\.0, now 2\.001"):
+            extended(added_to.study, tmp_path).run()
+    assert records.read(added_to.before.folder).rows == added_to.before.rows
+    with pytest.raises(ConfigError, match="commit was"):
+        extended(added_to.study, tmp_path, extend=False).run()
+
+
+def test_time_of_a_record_made_in_parts_is_that_of_its_cells(tmp_path):
+    def run(cell, job):
+        time.sleep(0.05)
+        return {"eval_loss": 1.0}
+
+    study = replace(catalogue.load("accuracy"), run=run)
+    told = []
+    for seconds in (0.01, 0.01, None):
+        runner = runner_of(study, tmp_path)
+        runner.seconds = seconds
+        record = runner.run()
+        told.append(record.header["seconds"] / len(record.rows))
+        if len(told) == 1:
+            shutil.rmtree(tmp_path / "kept")  # as on another day's machine
+    assert told == pytest.approx([told[0]] * 3, rel=0.3)
+    assert told[0] >= 0.05
+
+
 def finished(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob("row.json")}
 
