@@ -127,7 +127,11 @@ class Measured:
 
 def _origin(header: Mapping[str, Any]) -> str:
     hardware = header["hardware"]
-    return f"commit {header['commit']}, {hardware['cpu']}, {hardware['cores']} cores"
+    added = "".join(
+        f", and {count} rows by commit {commit}"
+        for commit, count in header.get("added", {}).items()
+    )
+    return f"commit {header['commit']}{added}, {hardware['cpu']}, {hardware['cores']} cores"
 
 
 def _path(path: Path) -> str:
