@@ -28,8 +28,8 @@ def page(study: Study, data: Data, findings: Sequence[Finding], record: Mapping[
         f"# {study.title}",
         f"Made by `zenflow study {study.key}`, commit {record['commit']}, on {machine}."
         + "".join(
-            f" Commit {commit} added {count} rows, and makes the first and the last row of those "
-            "before it as they are."
+            f" Commit {commit} added {count} rows, after it had made the first and the last row "
+            "of the record again, with equal numbers."
             for commit, count in record.get("added", {}).items()
         ),
     ]

@@ -57,8 +57,8 @@ class Runner:
     seconds: float | None = None
     """Time after which no other cell is begun; the record then has those that are there."""
     extend: bool = False
-    """Whether a record of another commit is added to, if its first and last cell come out as they
-    did; rows that are added name their commit."""
+    """Whether this commit may add rows, which name it, to a record of another commit, once it has
+    made that record's first and last row again."""
     progress: Progress = lambda share, text: None
     """Called as cells advance."""
     made: int = field(default=0, init=False)
@@ -160,9 +160,10 @@ class Runner:
             write_json(mark, own)
         refuse_others(self.kept, json.loads(mark.read_text(encoding="utf-8")), own)
         for path in sorted(self.kept.glob("*/row.json")):
-            found = json.loads(path.read_text(encoding="utf-8"))
-            self._rows[path.parent.name] = found["row"]
-            self._seconds += 0.0 if path.parent.name in counted else found["seconds"]
+            if path.parent.name not in counted:
+                found = json.loads(path.read_text(encoding="utf-8"))
+                self._rows[path.parent.name] = self._named(found["row"])
+                self._seconds += found["seconds"]
 
     def _prove(self, before: Record, cells: Sequence[Cell]) -> None:
         """Make the first and the last cell of another commit's record again, and compare.
@@ -170,8 +171,8 @@ class Runner:
         Raises:
             ConfigError: A row differs: the two programs' rows can't stand in one record.
         """
-        same = self.kept / _SAME
-        if same.is_file():
+        same, facts = self.kept / _SAME, {"commit": before.commit}
+        if same.is_file() and json.loads(same.read_text(encoding="utf-8")) == facts:
             return
         recorded = _by_identity(before.rows, cells)
         own = [cell for cell in cells if _is_own(recorded.get(cell.slug, {_SOURCE: None}))]
@@ -188,7 +189,11 @@ class Runner:
                     f"{cell.name}, made again, differs ({'; '.join(changed)[:300]}): go on with "
                     f"commit {before.commit}, or make all anew with --force"
                 )
-        write_json(same, {"commit": before.commit})
+        write_json(same, facts)
+
+    def _named(self, row: Row) -> Row:
+        """Return a row made by this commit as the record has it."""
+        return row if self._added_by is None else {**row, records.COMMIT: self._added_by}
 
     def _make(self, missing: Sequence[Cell]) -> None:
         """Make cells and keep each as it comes."""
@@ -198,13 +203,12 @@ class Runner:
         makers = self._one_by_one(missing) if workers <= 1 else self._together(missing, workers)
         for cell, row, seconds in makers:
             origin = {_SOURCE: OWN} if self.study.reuses else {}
-            if self._added_by is not None:
-                origin[records.COMMIT] = self._added_by
             whole = {**cell.labels, **cell.settings, **origin, **row}
             path = self.kept / cell.slug / "row.json"
             write_json(path, {"row": whole, "seconds": seconds})
             # A row is what was written, whether it was made now or before.
-            self._rows[cell.slug] = json.loads(path.read_text(encoding="utf-8"))["row"]
+            kept = json.loads(path.read_text(encoding="utf-8"))["row"]
+            self._rows[cell.slug] = self._named(kept)
             self._seconds += seconds
             self.made += 1
             self.progress(self.made / len(missing), cell.name)

@@ -270,6 +270,18 @@ def test_another_commit_adds_rows_if_it_makes_the_first_and_the_last_as_they_are
     assert check.rederived(added_to.study, after) == []
 
 
+def test_cells_kept_of_a_record_that_was_begun_anew_name_their_commit(added_to, tmp_path):
+    anew = runner_of(added_to.study, tmp_path, seeds=(0, 1))
+    anew.folder = tmp_path / "anew"
+    added_to.stop_at = len(added_to.before.rows) + 2
+    with pytest.raises(KeyboardInterrupt):
+        anew.run()
+    after = extended(added_to.study, tmp_path).run()
+    rows = {seed: [row for row in after.rows if row["seed"] == seed] for seed in (0, 1)}
+    assert rows[0] == list(added_to.before.rows)
+    assert {row.get(records.COMMIT) for row in rows[1]} == {"0123456789ab"}
+
+
 @pytest.mark.parametrize("place", [0, -1])
 def test_a_commit_that_makes_a_row_otherwise_adds_none(added_to, tmp_path, place):
     changed = added_to.study.cells(Scope(smoke=True, seeds=(0,)))[place].slug
