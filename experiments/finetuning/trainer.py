@@ -54,6 +54,7 @@ def shape_of(settings: FineTuning) -> Any:
             f"--model {name} is an adapter of PEFT: merge it first (merge_and_unload), and give "
             "the merged model"
         )
+    found = find_model(name)
     try:
         config = _auto.AutoConfig.from_pretrained(name)
         if getattr(config, "quantization_config", None) is not None:
@@ -61,7 +62,7 @@ def shape_of(settings: FineTuning) -> Any:
                 f"the weights of --model {name} are quantized, and all of them are trained here: "
                 "give the model they were made from"
             )
-        if not has_weights(find_model(name)):
+        if not has_weights(found):
             raise ConfigError(
                 f"--model {name} has no weights to fine-tune: give a folder that has them, or "
                 "train from random ones with zenflow train"

@@ -71,12 +71,12 @@ def _what_else(content: bytes) -> str | None:
     """Return words for a file of another kind, by its first bytes; None where it may be text."""
     if not content.strip():
         return "empty"
-    if len(content) > _MOST_BYTES:
-        return f"larger than {_MOST_BYTES >> 20} MiB, which no config.json is"
     found = next((words for start, words in _STARTS if content.startswith(start)), None)
     # Safetensors begin with the length of their header, which is JSON.
     if found is None and content[8:9] == b"{" and b"\0" in content[:8]:
         return "a safetensors file of weights"
+    if found is None and len(content) > _MOST_BYTES:
+        return f"larger than {_MOST_BYTES >> 20} MiB, which no config.json is"
     return found
 
 

@@ -181,6 +181,9 @@ def test_a_package_that_is_missing_or_empty_is_named(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigError, match=r"hollow holds no directory with config\.json"):
         locate("package:hollow")
+    (tmp_path / "hollow/model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ConfigError, match="the package hollow holds a GGUF file"):
+        locate("package:hollow")
 
 
 # ---- figure -----------------------------------------------------------------------------------

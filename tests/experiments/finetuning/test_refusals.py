@@ -29,6 +29,9 @@ def folder(tmp_path_factory):
     (folder / "adapter" / "adapter_config.json").write_text("{}")
     save_model(folder / "bare")
     (folder / "bare" / "model.safetensors").unlink()
+    (folder / "llama.cpp").mkdir()
+    (folder / "llama.cpp" / "model-Q4_1.gguf").write_bytes(b"GGUF")
+    (folder / "hollow").mkdir()
     write_rows(folder / "chats.jsonl", map(chat, range(4)))
     write_rows(folder / "texts.jsonl", [{"text": "w5 w6"}])
     write_rows(folder / "columns.jsonl", [{"a": "w5", "b": "w6"}])
@@ -64,6 +67,9 @@ CASES = {
     "an adapter": (["--model", "adapter"], "merge_and_unload"),
     "quantized weights": (["--model", "quantized"], "are quantized"),
     "no weights": (["--model", "bare"], "has no weights"),
+    "a GGUF file": (["--model", "llama.cpp/model-Q4_1.gguf"], "gguf is a GGUF file"),
+    "a folder with a GGUF file": (["--model", "llama.cpp"], "llama.cpp holds a GGUF file"),
+    "a folder without a model": (["--model", "hollow"], "must hold a config.json"),
     "an unknown model type": (["--model", "unknown"], "marvellous"),
     "a folder that is taken": (["--out", "taken"], "must be new or empty"),
     "a file in the folder's place": (["--out", "chats.jsonl"], "must be a folder"),

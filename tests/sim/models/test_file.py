@@ -27,6 +27,7 @@ OTHERS = {
     "comments": (b"// mine\n" + TEXT.encode(), "is not JSON"),
     "twice": (TEXT[:-1].encode() + b', "vocab_size": 7}', "key 'vocab_size' stands there twice"),
     "GGUF": (b"GGUF\x03\0\0\0", "is a GGUF file of llama.cpp"),
+    "GGUF, whole": (b"GGUF\x03\0\0\0" + b"\1" * (16 << 20), "is a GGUF file of llama.cpp"),
     "safetensors": (SAFETENSORS, "is a safetensors file of weights"),
     "pickle": (b"\x80\x02}q\x00.", "is a pickle"),
     "zip": (b"PK\x03\x04....", "is an archive, as PyTorch saves weights"),

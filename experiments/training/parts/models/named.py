@@ -17,6 +17,7 @@ WEIGHT_FILES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+_GGUF = ".gguf"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ def find_model(name: str) -> NamedModel:
     """Return the model that ``name`` stands for.
 
     Raises:
-        ConfigError: It is nothing known, or needs transformers, which is not installed.
+        ConfigError: It is nothing known, a GGUF file, or needs transformers, which is not installed.
     """
     has_transformers = importlib.util.find_spec("transformers") is not None
     own, _, size = name.rpartition(":")
@@ -42,7 +43,11 @@ def find_model(name: str) -> NamedModel:
         return NamedModel(kind="size", name=size, own=own == "own" or not has_transformers)
     path = Path(size if own == "own" else name).expanduser()
     sizes = ", ".join(MODEL_SIZES)
+    if path.suffix.lower() == _GGUF and path.is_file():
+        raise _for_inference(f"{path} is")
     if path.is_dir() and not (path / "config.json").is_file():
+        if any(path.glob(f"*{_GGUF}")):
+            raise _for_inference(f"{path} holds")
         raise ConfigError(f"a model directory must hold a config.json, but {path} has none")
     if not path.exists() and path.suffix == ".json":
         raise ConfigError(f"there is no model configuration {path}: check --model")
@@ -94,9 +99,18 @@ def in_package(name: str) -> str:
     for config in sorted(Path(spec.origin).parent.rglob("config.json")):
         if _holds_weights(config.parent):
             return str(config.parent)
+    if any(Path(spec.origin).parent.rglob(f"*{_GGUF}")):
+        raise _for_inference(f"the package {package} holds")
     raise ConfigError(
         f"the package {package} holds no directory with config.json and weights: give another "
         "--model"
+    )
+
+
+def _for_inference(begun: str) -> ConfigError:
+    return ConfigError(
+        f"{begun} a GGUF file, made for inference by llama.cpp: give the model that the file was "
+        "made from"
     )
 
 
