@@ -33,8 +33,8 @@ def open_repository(name: str) -> None:
         ) from error
 
 
-def push(name: str, folder: Path) -> None:
-    """Push a model with its tokenizer and card.
+def push(name: str, folder: Path) -> str:
+    """Push a model with its tokenizer and card, and return the address of the repository.
 
     Args:
         name: Of the repository.
@@ -43,10 +43,11 @@ def push(name: str, folder: Path) -> None:
     Raises:
         ZenFlowError: The hub refuses, or can't be reached.
     """
-    from huggingface_hub import upload_folder
+    from huggingface_hub import constants, upload_folder
 
     try:
         upload_folder(repo_id=name, folder_path=str(folder), ignore_patterns=_KEPT_HERE)
+        return f"{constants.ENDPOINT}/{name}"
     except Exception as error:  # as above
         raise ZenFlowError(
             f"the model is in {folder}, but can't be pushed to {name} ({error}): push it with "

@@ -14,7 +14,7 @@ import xxhash
 
 from experiments.finetuning import memory
 from experiments.finetuning.course import Course, evaluations
-from experiments.finetuning.hub import open_repository, push
+from experiments.finetuning.hub import open_repository
 from experiments.finetuning.record import check_same_rows, last_checkpoint, write_record
 from experiments.finetuning.rows import read_rows
 from experiments.finetuning.settings import FineTuning
@@ -52,7 +52,7 @@ class Result:
 def fine_tune(
     settings: FineTuning, folder: Path, reporter: Reporter, stop: StopRequest, *, resume: bool
 ) -> Result:
-    """Fine-tune a model, and leave it in a folder with its tokenizer.
+    """Fine-tune a model, and leave it in a folder with its tokenizer and a card.
 
     Args:
         settings: What to do.
@@ -242,7 +242,7 @@ def _end(
         elif best is not None or steps not in done:
             trainer.evaluate()
         trainer.save_model()
-        _push(trainer, settings)
+        trainer.create_model_card()
     evaluated = evaluations(trainer.state)
     last = course.losses[-_LAST_LOSSES:]
     optimizer = trainer.zenflow_optimizer
@@ -263,10 +263,3 @@ def _end(
             "tuning": trainer.tuning.summary(optimizer) if trainer.tuning is not None else None,
         },
     )
-
-
-def _push(trainer: Any, settings: FineTuning) -> None:
-    name, folder = settings.own.push_to_hub, Path(trainer.args.output_dir)
-    if name is not None:
-        trainer.create_model_card(model_name=name.rpartition("/")[2])
-        push(name, folder)

@@ -11,6 +11,8 @@ import transformers
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import SFTConfig, SFTTrainer
 
+from experiments.finetuning.card import CARD, card
+from experiments.finetuning.course import evaluations
 from experiments.finetuning.settings import FineTuning
 from experiments.finetuning.template import Templated
 from experiments.finetuning.tuned import trainer_options
@@ -27,6 +29,16 @@ _auto: Any = transformers  # whose classes by name have no types
 
 class ZenFlowSFTTrainer(ZenFlowTrainerMixin, SFTTrainer):  # type: ignore[misc] # is untyped here
     """SFTTrainer whose optimizer has its state on the host."""
+
+    settings: FineTuning
+    """Settings of the run, for the model's card."""
+
+    def create_model_card(self, *_: Any, **__: Any) -> None:
+        """Write the model's card; TRL does so at each save, under a name of its own."""
+        folder, evaluated = Path(str(self.args.output_dir)), evaluations(self.state)
+        loss = evaluated[-1]["eval_loss"] if evaluated else None
+        text = card(self.settings, folder, self.state.global_step, loss)
+        (folder / CARD).write_text(text, encoding="utf-8")
 
 
 def load_tokenizer(name: str) -> Any:
@@ -206,6 +218,7 @@ def make_trainer(
         raise NoRoomError(str(error)) from error
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    trainer.settings = settings
     for callback in _LEFT_OUT:  # another shows the run
         trainer.remove_callback(callback)
     return trainer

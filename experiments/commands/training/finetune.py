@@ -25,6 +25,7 @@ from experiments.commands.training.train_flags import (
     run_flags,
     tuning_flags,
 )
+from experiments.finetuning.hub import push
 from experiments.finetuning.record import RECORD, add_result, recorded_settings
 from experiments.finetuning.settings import (
     DEFAULTS,
@@ -220,4 +221,8 @@ def _run(settings: FineTuning, folder: Path, *, resume: bool) -> Answer:
     best = f" of {Path(figures['best_checkpoint']).name}" if figures["best_checkpoint"] else ""
     reporter.say(f"{figures['steps']} steps{told}. The model{best} is in {folder}")
     reporter.say(how_to_load(folder))
+    repository = settings.own.push_to_hub
+    if repository is not None:  # last, so that whatever the hub says, the run is whole
+        record["pushed_to"] = push(repository, folder)
+        reporter.say(f"The model has been pushed to {record['pushed_to']}")
     return Answer(record=record)

@@ -226,23 +226,65 @@ def test_a_run_with_states_on_a_drive_that_ctrl_c_ended_has_the_same_bits(
     assert "has the checkpoint of step" in others.output
 
 
-def test_what_is_pushed_is_the_model_and_nothing_of_this_machine(flags, tmp_path, monkeypatch):
+@pytest.fixture
+def hub(monkeypatch):
+    """Stand in for the hub; return the calls that it gets."""
     from huggingface_hub.utils import filter_repo_objects
 
     calls = []
 
     def upload(*, repo_id, folder_path, ignore_patterns):
-        files = [path.relative_to(folder_path).as_posix()
-                 for path in Path(folder_path).rglob("*") if path.is_file()]  # fmt: skip
+        folder = Path(folder_path)
+        files = [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()]
         sent = set(filter_repo_objects(files, ignore_patterns=ignore_patterns))
-        calls.append((repo_id, sent))
+        calls.append((repo_id, sent, json.loads((folder / "finetune.json").read_text())))
 
     monkeypatch.setattr("huggingface_hub.create_repo", lambda name, **_: calls.append(name))
     monkeypatch.setattr("huggingface_hub.upload_folder", upload)
-    tuned(tmp_path / "run", *flags, "--push-to-hub", "me/mine")
-    assert calls[0] == "me/mine"  # before anything is trained
-    name, sent = calls[1]
-    assert name == "me/mine"
+    return calls
+
+
+def test_what_is_pushed_is_the_model_and_nothing_of_this_machine(hub, flags, tmp_path):
+    more = ("--eval-share", "0.1", "--push-to-hub", "me/mine")
+    said = tuned(tmp_path / "run", *flags, *more).output
+    created, (name, sent, record) = hub
+    assert created == name == "me/mine"  # the first before anything is trained
     assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= sent
     assert not [file for file in sent if "finetune" in file or "/" in file or file == ".lock"]
     assert "training_args.bin" not in sent
+    assert record["result"]["steps"] == STEPS
+    assert "pushed to https://huggingface.co/me/mine" in said
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert f"| steps | {STEPS} |" in card
+    assert f"| held-out loss | {record['result']['eval_loss']:.4f} |" in card
+    assert 'from_pretrained("me/mine")' in card
+    assert "None" not in card
+    assert str(tmp_path) not in card
+
+
+def test_a_push_that_fails_leaves_the_run_whole(hub, flags, tmp_path, monkeypatch):
+    def refuse(**_):
+        raise OSError("502 Bad Gateway")
+
+    monkeypatch.setattr("huggingface_hub.upload_folder", refuse)
+    out = tmp_path / "run"
+    found = finetune("--out", out, *flags, "--push-to-hub", "me/mine")
+    assert found.exit_code == 1
+    assert f"hf upload me/mine {out}" in " ".join(found.output.split())
+    assert "Load the model" in found.output
+    assert json.loads((out / "finetune.json").read_text())["result"]["steps"] == STEPS
+    assert (out / "model.safetensors").is_file()
+
+
+def test_a_tracker_gets_losses_and_the_optimizers_rows(flags, tmp_path):
+    found = "tensorboard.backend.event_processing.event_accumulator"
+    events = pytest.importorskip(found, reason="needs TensorBoard: pip install tensorboard")
+    out = tmp_path / "run"
+    tuned(out, *flags, "--eval-share", "0.1", "--eval-every", 3, "--report-to", "tensorboard")
+    (log,) = (out / "runs").iterdir()
+    rows = events.EventAccumulator(str(log))
+    rows.Reload()
+    logged = [round(row.value, 4) for row in rows.Scalars("train/loss")]
+    assert logged == [pytest.approx(loss, abs=1e-4) for loss in losses(out)]
+    assert [row.step for row in rows.Scalars("eval/loss")] == [3, 6, STEPS]
+    assert {row.value for row in rows.Scalars("train/zenflow/update_interval")} == {4.0}

@@ -35,7 +35,7 @@ def find_model(name: str) -> NamedModel:
     """Return the model that ``name`` stands for.
 
     Raises:
-        ConfigError: It is nothing known, a GGUF file, or needs transformers, which is not installed.
+        ConfigError: It is nothing known, a GGUF file, or needs transformers, which is not there.
     """
     has_transformers = importlib.util.find_spec("transformers") is not None
     own, _, size = name.rpartition(":")
