@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from experiments.finetuning.messages import CHATS, chat_of, messages_of
 from experiments.training.parts.data.hub import is_saved_dataset
 from experiments.training.parts.data.readable import INSTRUCTION, is_about, rows_called
 from experiments.training.settings.paths import check_named
@@ -29,8 +30,6 @@ BUILDERS = {
 }
 """Readers of `datasets` by the ends of files' names; a text file is one row, line breaks kept."""
 _HELD_OUT = ("validation", "valid", "dev", "eval", "test")
-_CHATS = ("messages", "conversations")
-_ROLES = {"human": "user", "gpt": "assistant"}
 _BESIDE_CHATS = ("tools", "chat_template_kwargs")
 MOST_HELD_OUT, FEWEST_ROWS = 200, 20
 
@@ -204,7 +203,7 @@ def in_form(rows: Any, named: str) -> Rows:
     if not len(rows):
         raise ConfigError(f"{named} is empty: write rows to it")
     names = list(rows.column_names)
-    if set(names) & set(_CHATS):
+    if set(names) & set(CHATS):
         kept = ["messages", *(name for name in _BESIDE_CHATS if name in names)]
         return Rows(form="chat", train=_mapped(rows, _chat, named).select_columns(kept))
     if rows_called(names) == "preference pairs":
@@ -235,27 +234,7 @@ def _mapped(rows: Any, check: Callable[[Any, str], dict[str, Any]], named: str) 
 
 
 def _chat(row: Any, place: str) -> dict[str, Any]:
-    found = row.get("messages") or [_message(said) for said in row.get("conversations") or ()]
-    is_chat = isinstance(found, list) and all(
-        isinstance(message, dict) and isinstance(message.get("role"), str) for message in found
-    )
-    if not found or not is_chat:
-        raise ConfigError(
-            f"{place} must have messages, each with a role and content, but has {found!r:.80}"
-        )
-    if not any(message["role"] == "assistant" for message in found[1:]):
-        raise ConfigError(
-            f"{place} has no answer of role assistant behind a first message: nothing could be "
-            "learnt from it, take it out"
-        )
-    return {"messages": found}
-
-
-def _message(said: Any) -> Any:
-    """Return a message of ShareGPT's form in the usual one."""
-    if not isinstance(said, dict) or "from" not in said:
-        return said
-    return {"role": _ROLES.get(said["from"], said["from"]), "content": said.get("value")}
+    return {"messages": chat_of(row, place)}
 
 
 def _prompt(row: Any, place: str, pair: tuple[str, str], names: Iterable[str]) -> dict[str, Any]:
@@ -268,6 +247,8 @@ def _prompt(row: Any, place: str, pair: tuple[str, str], names: Iterable[str]) -
             )
     if pair[0] == "instruction" and "input" in names and row["input"]:
         prompt += f"\n\n{row['input']}"
+    if isinstance(prompt, list):
+        prompt, completion = (messages_of(part, place) for part in (prompt, completion))
     return {"prompt": prompt, "completion": completion}
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from jinja2 import TemplateError
 
 from experiments.finetuning.rows import Rows
 from zenflow.errors import ConfigError
@@ -37,7 +41,8 @@ def templated(rows: Rows, tokenizer: Any, *, mask_prompts: bool) -> Templated:
         mask_prompts: Whether answers alone are learnt.
 
     Raises:
-        ConfigError: The rows need a chat template or an end token, and the tokenizer has none.
+        ConfigError: The rows need a chat template or an end token, and the tokenizer has none, or
+            its template fails on a row.
     """
     if tokenizer.eos_token is None:
         raise ConfigError(
@@ -56,6 +61,8 @@ def templated(rows: Rows, tokenizer: Any, *, mask_prompts: bool) -> Templated:
             "--chat-template FILE (Jinja), take the model's instruction-tuned version, or write "
             "rows of prompt and completion as text"
         )
+    if is_chat:
+        _check_template(rows, tokenizer)
     if rows.form == "chat":
         return _chats(rows, tokenizer, mask_prompts=mask_prompts)
     template = "the tokenizer's chat template" if is_chat else "no template: texts as they are"
@@ -64,6 +71,30 @@ def templated(rows: Rows, tokenizer: Any, *, mask_prompts: bool) -> Templated:
         arguments={"completion_only_loss": mask_prompts},
         told=f"{'Completions are' if mask_prompts else 'All is'} learnt ({template}).",
     )
+
+
+def _check_template(rows: Rows, tokenizer: Any) -> None:
+    """Let the template read every row, before the weights are loaded.
+
+    Many templates refuse rows by themselves: a system's message, or two questions in a row.
+    """
+    for row in itertools.chain(rows.train, rows.held_out or ()):
+        messages = row["messages"] if rows.form == "chat" else row["prompt"] + row["completion"]
+        tools = row.get("tools")
+        try:
+            tokenizer.apply_chat_template(
+                messages,
+                tokenize=False,
+                tools=json.loads(tools) if isinstance(tools, str) else tools,
+                **(row.get("chat_template_kwargs") or {}),
+            )
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise ConfigError(
+                f"the model's chat template can't read a row ({error}), whose roles are {roles} "
+                f"and which begins {messages[0].get('content')!r:.60}: change such rows, or give "
+                "another template with --chat-template FILE"
+            ) from error
 
 
 def _chats(rows: Rows, tokenizer: Any, *, mask_prompts: bool) -> Templated:

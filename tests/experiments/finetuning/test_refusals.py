@@ -39,6 +39,10 @@ def folder(tmp_path_factory):
     write_rows(folder / "gap.jsonl", [{"prompt": "w5", "completion": "w6"},
                                       {"prompt": "w5", "completion": None}])  # fmt: skip
     write_rows(folder / "asked.jsonl", [{"messages": [{"role": "user", "content": "w5"}]}])
+    for name, content in (("image", [{"type": "image", "image": "a.png"}]), ("number", 5)):
+        answer = {"role": "assistant", "content": content}
+        write_rows(folder / f"{name}.jsonl", [{"messages": [*chat()["messages"], answer]}])
+    (folder / "broken.jinja").write_text("{% for m in messages %}{{ m.content }}")
     (folder / "broken.jsonl").write_text('{"text": "w5"\n')
     (folder / "empty.jsonl").write_text("")
     (folder / "rows.xlsx").write_text("rows")
@@ -61,6 +65,9 @@ CASES = {
     "rows of several forms": (["--data", "chats.jsonl", "--data", "texts.jsonl"], "of one form"),
     "a row without an answer": (["--data", "asked.jsonl"], "row 1 has no answer"),
     "a row without a completion": (["--data", "gap.jsonl"], "row 2 must have a text"),
+    "an image": (["--data", "image.jsonl"], "row 1, message 5 must have a text as content"),
+    "an answer that is no text": (["--data", "number.jsonl"], "but has 5: write one"),
+    "a broken template": (["--chat-template", "broken.jinja"], "Unexpected end of template"),
     "no chat template": (["--model", "plain"], "--chat-template FILE"),
     "no such template": (["--chat-template", "chat.jinja"], "--chat-template"),
     "LoRA": (["--lora"], "SFTTrainer with peft_config and plain AdamW"),

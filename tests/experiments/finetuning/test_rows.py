@@ -1,6 +1,7 @@
 """Rows of all formats become the same tokens, and labels mask what is not to be learnt."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from experiments.finetuning.template import templated
 from experiments.finetuning.trainer import arguments, make_trainer
 from tests.experiments.finetuning.small import MARKED, UNMARKED, chat, tokenizer_of, write_rows
 from tests.zenflow.integrations.tiny import decoder
+from zenflow.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("default")  # those of other packages are not ours
 CHAT = {
@@ -170,3 +172,43 @@ def test_chats_under_other_names_are_chats():
     (found,) = rows_of(row).train.to_list()
     assert [message["content"] for message in found["messages"]] == ["w5", "w6"]
     assert [message["role"] for message in found["messages"]] == ["user", "assistant"]
+
+
+def parts(*texts):
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def test_a_content_in_parts_is_one_text():
+    asked = {"role": "user", "content": parts("w5", " w6")}
+    said = {"role": "assistant", "content": parts("w7")}
+    joined = [{"role": "user", "content": "w5 w6"}, {"role": "assistant", "content": "w7"}]
+    assert rows_of({"messages": [asked, said]}).train.to_list() == [{"messages": joined}]
+    (row,) = rows_of({"prompt": [asked], "completion": [said]}).train.to_list()
+    assert row["prompt"] + row["completion"] == joined
+
+
+def test_a_call_of_a_tool_needs_no_content(tmp_path):
+    call = {"type": "function", "function": {"name": "w9", "arguments": {"w10": 1}}}
+    row = {
+        "messages": [
+            {"role": "user", "content": "w5"},
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "content": "w6"},
+            {"role": "assistant", "content": "w7"},
+        ]
+    }
+    template = MARKED.replace("m['content'] + ' '", "(m['content'] or 'w8') + ' '")
+    ((ids, labels),), _ = tokens(rows_of(row), tmp_path, template)
+    assert ids == [3, 5, 4, 8, END, 3, 6, 4, 7, END]
+    assert [label for label in labels if label != -100] == [8, END, 7, END]
+
+
+def test_a_row_that_the_template_refuses_is_shown_before_weights_are_loaded():
+    system = {"role": "system", "content": "w11 w12"}
+    rows = rows_of(CHAT, {"messages": [system, *CHAT["messages"]]})
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    with pytest.raises(ConfigError, match=r"\(no system\), .* are system, user,.*'w11 w12'"):
+        templated(rows, tokenizer_of(refusing + MARKED), mask_prompts=True)
+    held_out = replace(rows_of(CHAT), held_out=rows.train)
+    with pytest.raises(ConfigError, match="no system"):
+        templated(held_out, tokenizer_of(refusing + MARKED), mask_prompts=True)
