@@ -8,6 +8,8 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
+from evidence.studies.language_model.design import RULES
+from evidence.studies.language_model.study import STUDY as LANGUAGE_MODEL
 from evidence.studies.regimes import BASELINE, FINE_TUNING, settings_of
 from experiments.lab.intervals import compare
 from experiments.lab.record import Record, needed
@@ -21,7 +23,9 @@ from zenflow.errors import ConfigError
 
 _RULES = {"exact": "zenflow", "published": "zenflow_paper"}
 """Preset of each update rule. Its settings but k and S are the recorded ones', or nothing is."""
-_KEPT = ("topk_ratio", "update_interval", "min_split_elements")
+_KNOBS = ("topk_ratio", "update_interval", "host_state", "gradient_link")
+"""Settings that a line has."""
+_KEPT = (*_KNOBS, "min_split_elements")
 
 
 def recorded_losses() -> list[RecordedLoss]:
@@ -30,9 +34,10 @@ def recorded_losses() -> list[RecordedLoss]:
     Raises:
         ConfigError: This installation has no records.
     """
-    found = [*_losses(needed("accuracy")), *_losses(needed("update_rule")), *_sst2()]
+    studies = (_losses(needed("accuracy")), _losses(needed("update_rule")), _sst2(), _decoder())
+    found = [row for rows in studies for row in rows]
     return sorted(found, key=lambda row: (row.from_scratch, row.rule, row.num_params, row.lr,
-                                          row.topk_ratio, row.update_interval))  # fmt: skip
+                                          *_values(asdict(row)), row.task))  # fmt: skip
 
 
 def _losses(record: Record) -> Iterator[RecordedLoss]:
@@ -49,9 +54,9 @@ def _losses(record: Record) -> Iterator[RecordedLoss]:
         rule = _rule_of(row["config"])
         if rule is not None:
             excess = row["eval_loss"] / base[row["regime"], row["lr"], row["seed"]] - 1
-            knobs = row["config"]["topk_ratio"], row["config"]["update_interval"]
-            found.setdefault((row["regime"], row["lr"], rule, *knobs), []).append(excess)
-    for (regime, lr, rule, k, interval), values in found.items():
+            knobs = _values(row["config"])
+            found.setdefault((row["regime"], row["lr"], rule, knobs), []).append(excess)
+    for (regime, lr, rule, knobs), values in found.items():
         yield RecordedLoss(
             record=record.folder.name,
             task=regime.split(",")[0],
@@ -59,8 +64,7 @@ def _losses(record: Record) -> Iterator[RecordedLoss]:
             num_params=_num_params(settings_of(regime, smoke=False)),
             lr=lr,
             rule=rule,
-            topk_ratio=k,
-            update_interval=interval,
+            **dict(zip(_KNOBS, knobs, strict=True)),
             is_accuracy=False,
             **_spread(values),
         )
@@ -81,11 +85,40 @@ def _sst2() -> Iterator[RecordedLoss]:
                 num_params=row["num_params"],
                 lr=record.config["lr"],
                 rule=rule,
-                topk_ratio=row["config"]["topk_ratio"],
-                update_interval=row["config"]["update_interval"],
+                **{name: row["config"][name] for name in _KNOBS},
                 is_accuracy=True,
                 **_spread(found.differences),
             )
+
+
+def _decoder() -> Iterator[RecordedLoss]:
+    """Yield held-out losses of a pretrained language model over those of the same seed's AdamW.
+
+    Weights are float32: those of bfloat16 have one seed.
+    """
+    record = needed("language_model")
+    for group in LANGUAGE_MODEL.summarise(record.rows, record.config)["groups"]:
+        known = RULES[group["rule"]]
+        if known.kind != "engine" or known.dtype != "float32":
+            continue
+        config = ZenFlowConfig.preset(known.preset, **known.knobs).to_dict()
+        rule = _rule_of(config)
+        if rule is not None:
+            yield RecordedLoss(
+                record=record.folder.name,
+                task=f"fine-tuning a language model on {group['task']}",
+                from_scratch=False,
+                num_params=record.rows[0]["num_params"],
+                lr=group["lr"],
+                rule=rule,
+                **{name: config[name] for name in _KNOBS},
+                is_accuracy=False,
+                **_spread([percent / 100 for percent in group["percent"]]),
+            )
+
+
+def _values(config: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(config[name] for name in _KNOBS)
 
 
 def _spread(values: Sequence[float]) -> dict[str, Any]:

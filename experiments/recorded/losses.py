@@ -34,6 +34,10 @@ class RecordedLoss:
     """Share of columns on the device, k."""
     update_interval: int
     """Steps of a window, S."""
+    host_state: str
+    """Numbers of the host's states, `ZenFlowConfig.host_state`."""
+    gradient_link: str
+    """Numbers of gradients on the link, `ZenFlowConfig.gradient_link`."""
     seeds: int
     """Number of seeds that the means are over."""
     is_accuracy: bool

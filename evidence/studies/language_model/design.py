@@ -25,6 +25,7 @@ from experiments.training.settings.training import TrainSettings
 ADAMW, DEFAULT, COMPACT = "AdamW", "zenflow, S = 4", "zenflow, compact state"
 SHORT_ADAMW, SHORT = "AdamW, bfloat16 weights", "zenflow, bfloat16 weights"
 LONG, PUBLISHED = "zenflow, S = 16", "published rule"
+ALL_LATE, ALL_LATE_COMPACT = "zenflow, k = 0", "zenflow, k = 0, compact state"
 SMALL_LINK = "zenflow, 8-bit gradients"
 SMALL_BOTH = "zenflow, compact state, 8-bit gradients"
 RATE, OTHER_RATES = 3e-5, (1e-5, 1e-4)
@@ -97,7 +98,8 @@ RULES: Mapping[str, Rule] = {
         Rule(name=COMPACT, knobs={"host_state": "compact"}),
         Rule(name=LONG, knobs={"update_interval": 16}),
         Rule(name=PUBLISHED, preset="zenflow_paper", is_peer=True),
-        Rule(name="zenflow, k = 0", knobs={"topk_ratio": 0.0}),
+        Rule(name=ALL_LATE, knobs={"topk_ratio": 0.0}),
+        Rule(name=ALL_LATE_COMPACT, knobs={"topk_ratio": 0.0, "host_state": "compact"}),
         Rule(name=SMALL_LINK, knobs={"gradient_link": "e4m3"}),
         Rule(name=SMALL_BOTH, knobs={"host_state": "compact", "gradient_link": "e4m3"}),
         Rule(name="delayed updates", preset="delayed", is_peer=True),
@@ -119,7 +121,7 @@ torch has no AdamW of 8 bits. torchao's has runs where that is installed; our ow
 without any late update, shows what rounding alone does.
 """
 _CLAIMS = (ADAMW, *CLAIMED)
-_SEEDED = (SMALL_LINK, SMALL_BOTH, LONG, PUBLISHED)
+_SEEDED = (SMALL_LINK, SMALL_BOTH, LONG, PUBLISHED, ALL_LATE, ALL_LATE_COMPACT)
 _OTHERS = tuple(name for name in RULES if name not in (*_CLAIMS, *_SEEDED))
 
 

@@ -9,7 +9,7 @@ from experiments.commands.prediction.plan_beside import slowness
 from experiments.commands.prediction.plan_run import Wishes, learning_rate
 from experiments.recorded.nearest import Evidence, Training, evidence
 from experiments.training.settings.training import TrainSettings
-from sim.planning.rules import EXACT, rounds
+from sim.planning.rules import EXACT
 
 if TYPE_CHECKING:
     from sim.planning.options import Option
@@ -27,6 +27,8 @@ def evidence_of(option: Option, wishes: Wishes) -> Evidence | None:
             rule=config.update_rule,
             topk_ratio=config.topk_ratio,
             update_interval=config.update_interval,
+            host_state=config.host_state,
+            gradient_link=config.gradient_link,
             lr=TrainSettings().lr if rate is None else rate,
             num_params=work.num_params,
             from_scratch=rate is None,
@@ -42,8 +44,8 @@ def accuracy(plan: Plan, chosen: Option, wishes: Wishes) -> Iterator[str]:
     found = evidence_of(chosen, wishes)
     said = "No record has its loss: compare short runs." if found is None else str(found)
     config = chosen.strategy.config
-    if config is not None and (rounds(config) or config.is_factored):
-        said += " That record's state is float32 throughout, with both of AdamW's moments."
+    if config is not None and config.is_factored:
+        said += " That record has both of AdamW's moments."
     text = f"Accuracy: {chosen.rule}. {said}"
     if plan.exact is not None:
         slower = slowness(chosen.tokens_per_second / plan.exact.tokens_per_second)

@@ -105,7 +105,7 @@ def test_claims_come_first_and_every_rule_has_a_run():
         (rule, task, seed) for seed in (3, 5, 7) for task in (TEXT, CHAT) for rule in claims
     ]
     known = {name for name, rule in RULES.items() if rule.is_there}
-    assert len(cells) == 92 - 2 * (len(RULES) - len(known))
+    assert len(cells) == 102 - 2 * (len(RULES) - len(known))
     assert {cell.settings["rule"] for cell in cells} == known
     for rate in (SMOKE.lr, *design.OTHER_RATES):
         for rule in claims:
@@ -117,7 +117,7 @@ def test_claims_on_chats_have_more_seeds():
     known = [rule for rule in RULES.values() if rule.is_there]
     cells = subject(Scope(smoke=True)).cells(STUDY.seeds, smoke=False)
     assert len({cell.slug for cell in cells}) == len(cells)
-    assert len(cells) == 107 - 2 * (len(RULES) - len(known))  # 107, as the study's page says
+    assert len(cells) == 117 - 2 * (len(RULES) - len(known))  # 117, as the study's page says
     more = [cell.settings for cell in cells if cell.settings["seed"] >= 3]
     assert {(c["task"], c["lr"]) for c in more} == {(CHAT, SMOKE.lr)}
     assert {c["rule"] for c in more} == {ADAMW, DEFAULT, COMPACT}
@@ -262,7 +262,7 @@ def test_the_page_says_how_many_runs_there_are_and_where_curves_lie(percents):
         page="docs/results/language_model.md",
         record=lambda key: Shown(STUDY, record),
     )
-    assert f"{len(made)} of the study's 107 runs" in page
+    assert f"{len(made)} of the study's 117 runs" in page
     assert "commit abc, and 2 rows by commit def, a CPU, 2 cores." in page
     assert ("They are lower because" in page) == (percents[0] < 0)
     side = "0.100% above" if percents == [0.1] else "0.150% below"
