@@ -127,10 +127,10 @@ class Measured:
 
 def _origin(header: Mapping[str, Any]) -> str:
     hardware = header["hardware"]
-    added = "".join(
-        f", and {count} rows by commit {commit}"
-        for commit, count in header.get("added", {}).items()
-    )
+    more = [
+        f"{count} rows by commit {commit}" for commit, count in header.get("added", {}).items()
+    ]
+    added = f" (and {', '.join(more)})" if more else ""
     return f"commit {header['commit']}{added}, {hardware['cpu']}, {hardware['cores']} cores"
 
 

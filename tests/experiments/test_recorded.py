@@ -36,7 +36,7 @@ def own_of(row):
 def test_a_decoders_numbers_are_those_of_its_study():
     record = needed("language_model")
     claims = {f.claim: f.note for f in record.findings}
-    compact = {"lr": 3e-5, "host_state": "compact", "gradient_link": "model"}
+    compact = {"lr": 3e-5, "topk_ratio": 0.1, "host_state": "compact", "gradient_link": "model"}
     (row,) = [
         row
         for row in recorded()

@@ -252,7 +252,7 @@ def test_the_page_says_how_many_runs_there_are_and_where_curves_lie(percents):
     config = {"model": "a model", "steps": 40}
     header = {
         "name": STUDY.key, "config": config, "commit": "abc", "seconds": 1.0,
-        "added": {"def": 2},
+        "added": {"def": 2, "ghi": 3},
         "hardware": {"cpu": "a CPU", "cores": 2},
     }  # fmt: skip
     record = Record(folder=ROOT / "evidence" / "results" / "x", header=header, rows=made,
@@ -263,7 +263,7 @@ def test_the_page_says_how_many_runs_there_are_and_where_curves_lie(percents):
         record=lambda key: Shown(STUDY, record),
     )
     assert f"{len(made)} of the study's 117 runs" in page
-    assert "commit abc, and 2 rows by commit def, a CPU, 2 cores." in page
+    assert "commit abc (and 2 rows by commit def, 3 rows by commit ghi), a CPU, 2 cores." in page
     assert ("They are lower because" in page) == (percents[0] < 0)
     side = "0.100% above" if percents == [0.1] else "0.150% below"
     assert f"{side} on plain text with zenflow, S = 4" in page
