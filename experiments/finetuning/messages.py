@@ -76,4 +76,5 @@ def _with_text(message: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 def _is_text(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part["text"], str)
+    is_text = isinstance(part, dict) and part.get("type") == "text"
+    return is_text and isinstance(part.get("text"), str)

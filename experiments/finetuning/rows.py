@@ -247,7 +247,7 @@ def _prompt(row: Any, place: str, pair: tuple[str, str], names: Iterable[str]) -
             )
     if pair[0] == "instruction" and "input" in names and row["input"]:
         prompt += f"\n\n{row['input']}"
-    if isinstance(prompt, list):
+    if isinstance(prompt, list) or isinstance(completion, list):
         prompt, completion = (messages_of(part, place) for part in (prompt, completion))
     return {"prompt": prompt, "completion": completion}
 

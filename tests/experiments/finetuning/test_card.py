@@ -14,12 +14,12 @@ from experiments.finetuning.settings import settle
 HUB = "somebody/a-model"
 
 
-def made(model=HUB, data=("somebody/rows:a-part",), folder=Path("/home/me/runs/mine"), *,
+def made(model=HUB, data=("somebody/rows:a-part",), folder=Path("/somewhere/runs/mine"), *,
          shared=None, knobs=None, own=None):  # fmt: skip
     settings = settle(model, data, shared or {}, knobs or {}, own or {})
     text = card(settings, folder, steps=1200, held_out_loss=1.23456)
     assert "None" not in text
-    assert "/home/me" not in text
+    assert "/somewhere" not in text
     return ModelCard(text)
 
 

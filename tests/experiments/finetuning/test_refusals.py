@@ -39,9 +39,15 @@ def folder(tmp_path_factory):
     write_rows(folder / "gap.jsonl", [{"prompt": "w5", "completion": "w6"},
                                       {"prompt": "w5", "completion": None}])  # fmt: skip
     write_rows(folder / "asked.jsonl", [{"messages": [{"role": "user", "content": "w5"}]}])
-    for name, content in (("image", [{"type": "image", "image": "a.png"}]), ("number", 5)):
+    for name, content in (
+        ("image", [{"type": "image", "image": "a.png"}]),
+        ("number", 5),
+        ("hollow", [{"type": "text"}]),
+    ):
         answer = {"role": "assistant", "content": content}
         write_rows(folder / f"{name}.jsonl", [{"messages": [*chat()["messages"], answer]}])
+    halves = {"prompt": "w5", "completion": [{"role": "assistant", "content": "w6"}]}
+    write_rows(folder / "halves.jsonl", [halves])
     (folder / "broken.jinja").write_text("{% for m in messages %}{{ m.content }}")
     (folder / "broken.jsonl").write_text('{"text": "w5"\n')
     (folder / "empty.jsonl").write_text("")
@@ -67,6 +73,8 @@ CASES = {
     "a row without a completion": (["--data", "gap.jsonl"], "row 2 must have a text"),
     "an image": (["--data", "image.jsonl"], "row 1, message 5 must have a text as content"),
     "an answer that is no text": (["--data", "number.jsonl"], "but has 5: write one"),
+    "a part without its text": (["--data", "hollow.jsonl"], "row 1, message 5 must have a text"),
+    "a text before messages": (["--data", "halves.jsonl"], "row 1 must have messages"),
     "a broken template": (["--chat-template", "broken.jinja"], "Unexpected end of template"),
     "no chat template": (["--model", "plain"], "--chat-template FILE"),
     "no such template": (["--chat-template", "chat.jinja"], "--chat-template"),
