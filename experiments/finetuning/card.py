@@ -14,7 +14,6 @@ from huggingface_hub import ModelCardData
 
 from experiments.finetuning.settings import FineTuning
 from experiments.training.parts.models.fine_tuning import written
-from experiments.training.parts.models.named import find_model
 
 CARD = "README.md"
 _TEXT = """\
@@ -47,9 +46,9 @@ def card(settings: FineTuning, folder: Path, steps: int, held_out_loss: float | 
         settings: How the model was trained.
         folder: The model's; the card has its last part, where the model is not pushed.
         steps: Optimizer steps that the model has learnt.
-        held_out_loss: Its mean loss a token, in nats; None where no row was held out.
+        held_out_loss: Mean loss a token of held-out rows, in nats; None where there are none.
     """
-    run, on_hub = settings.run, find_model(settings.run.model).kind == "hub"
+    run, on_hub = settings.run, _is_on_hub(settings.run.model)
     link = f"[{run.model}](https://huggingface.co/{run.model})"
     name = settings.own.push_to_hub or folder.name
     figures = {
@@ -74,9 +73,14 @@ def card(settings: FineTuning, folder: Path, steps: int, held_out_loss: float | 
     )
 
 
+def _is_on_hub(name: str) -> bool:
+    """Return whether a setting names something on the hub: paths are whole in settings."""
+    return not Path(name).is_absolute()
+
+
 def _data(settings: FineTuning, on_hub: bool) -> ModelCardData:
     """Return the fields that the hub reads. Files and folders of this machine are left out."""
-    sets = [name.partition(":")[0] for name in settings.data if not Path(name).exists()]
+    sets = [name.partition(":")[0] for name in settings.data if _is_on_hub(name)]
     return ModelCardData(
         library_name="transformers",
         pipeline_tag="text-generation",
@@ -93,4 +97,5 @@ def _optimizer(settings: FineTuning) -> str:
     knobs = f"k = {config.topk_ratio:g}, S = {config.update_interval}"
     if settings.run.controller is not None:
         knobs += " at first, tuned while the model learnt"
-    return f"The optimizer was ZenFlow's, which is AdamW with states on the host: {knobs}."
+    rule = "published rule" if config.update_rule == "published" else "AdamW, states on the host"
+    return f"The optimizer was ZenFlow's ({rule}): {knobs}."

@@ -70,7 +70,7 @@ class Evidence:
             f"{kind} {mean}{unit} beside AdamW ({seeds}; {row.record})."
         )
         if self.others:
-            text += f" It has {' and '.join(self.others)}."
+            text += f" That record has {' and '.join(self.others)}."
         if self.outside:
             text += f" Outside of what was recorded: {'; '.join(self.outside)}."
         return f"{text} Compare short runs."

@@ -112,8 +112,8 @@ def test_states_and_gradients_that_are_not_the_records_are_said():
     asked = replace(ASKED, host_state="compact", gradient_link="e4m3")
     found = evidence(asked, rows=[line()])
     assert found.others == ("float32 host state", "gradients that are not rounded")
-    assert "It has float32 host state and gradients that are not rounded." in str(found)
+    assert "That record has float32 host state and gradients that are not rounded." in str(found)
     same = str(evidence(asked, rows=[line(host_state="compact", gradient_link="e4m3")]))
     assert "S = 16, compact host state, 8-bit gradients, learning rate" in same
-    assert "It has" not in same
+    assert "That record has" not in same
     assert "beside AdamW (1 seed; r)." in str(evidence(asked, rows=[line(seeds=1)]))

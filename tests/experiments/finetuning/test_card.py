@@ -38,7 +38,7 @@ def test_a_folder_and_a_file_are_not_the_hubs(tmp_path):
     model.mkdir()
     (model / "config.json").write_text("{}")
     file.write_text("{}")
-    found = made(str(model), (str(file),))
+    found = made(str(model), (str(file), str(tmp_path / "gone.jsonl")))
     assert found.data.base_model is None
     assert found.data.datasets is None
     assert "`base`" in found.text
@@ -56,6 +56,8 @@ def test_the_model_is_loaded_from_where_it_is_pushed():
     ("shared", "knobs", "words"),
     [
         ({}, {"topk_ratio": 0.05, "update_interval": 2}, "k = 0.05, S = 2."),
+        ({}, {}, "(AdamW, states on the host)"),
+        ({"strategy": "zenflow_paper"}, {}, "(published rule)"),
         ({"strategy": "on_device"}, {}, "The optimizer was AdamW."),
         ({"controller": "zen-auto"}, {}, "tuned while the model learnt."),
     ],
